@@ -53,8 +53,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: Optional[pytest.Item]) -> Iterator[None]:
     """Likewise at its end; but with the last test of a module fixtures of other tests, or of the session, end, too."""
-    own = nextitem is not None and nextitem.parent is item.parent
-    with _neither_process_nor_sleep(item) if own else contextlib.nullcontext():
+    same_module = nextitem is not None and nextitem.parent is item.parent
+    with _neither_process_nor_sleep(item) if same_module else contextlib.nullcontext():
         yield
 
 

@@ -57,7 +57,7 @@ def test_a_step_waits_for_the_frames_that_are_under_way(learner, row):
     assert passed.wait(60.0)
 
 
-def test_it_waits_for_no_longer_than_it_is_said(learner, row):
+def test_the_wait_for_frames_ends_at_its_limit(learner, row):
     row.place()
     assert learner(0.01).wait(60.0)
 
@@ -68,7 +68,7 @@ def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row)
     assert learner(3600.0, yields=False).wait(60.0)
 
 
-def test_who_is_gone_is_not_waited_for(learner):
+def test_a_removed_frame_order_is_not_waited_for(learner):
     row = FrameOrder()
     background.first(row)
     row.place()
@@ -138,8 +138,8 @@ def test_a_step_within_slices_ends_with_the_frames_wherever_a_slice_ends(monkeyp
         assert over.wait(10.0), calls
 
 
-def test_slices_end_with_what_is_sliced_and_leave_a_profiler_alone(row):
-    found = []
+def test_slices_end_with_their_program_and_preserve_a_profiler(row):
+    profiled = []
 
     def profiler(frame, event, argument):
         pass
@@ -147,47 +147,47 @@ def test_slices_end_with_what_is_sliced_and_leave_a_profiler_alone(row):
     def work():
         with background.yielding():
             with background.sliced():
-                found.append(sys.getprofile() is not None)
-            found.append(sys.getprofile())
+                profiled.append(sys.getprofile() is not None)
+            profiled.append(sys.getprofile())
             sys.setprofile(profiler)
             with background.sliced():
-                found.append(sys.getprofile() is profiler)
-            found.append(sys.getprofile() is profiler)
+                profiled.append(sys.getprofile() is profiler)
+            profiled.append(sys.getprofile() is profiler)
             sys.setprofile(None)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(60.0)
-    assert found == [True, None, True, True]
+    assert profiled == [True, None, True, True]
 
 
 def test_an_error_passes_through_slices(row):
-    found = []
+    errors = []
 
     def work():
         try:
             with background.yielding(), background.sliced():
                 raise KeyError("told")
         except KeyError as error:
-            found.append((str(error), sys.getprofile()))
+            errors.append((str(error), sys.getprofile()))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(60.0)
-    assert found == [("'told'", None)]
+    assert errors == [("'told'", None)]
 
 
 class Listener:
     def __init__(self):
         self.ended = 0
 
-    def learnt(self):
+    def note_end(self):
         self.ended += 1
 
 
 def test_the_end_of_learning_is_reported_once_nothing_learns_any_more():
     listener = Listener()
-    background.when_learnt(listener.learnt)
+    background.when_learnt(listener.note_end)
     with background.yielding():
         with background.yielding():
             pass

@@ -11,15 +11,15 @@ from edge_offload import cli, records
 from edge_offload.errors import Unsupported
 
 
-def test_json_fits_the_schema_and_every_problem_but_absence_has_words(capsys, tmp_path):
+def test_json_fits_the_schema_and_every_problem_but_absence_has_a_message(capsys, tmp_path):
     code = cli.main(["doctor", "--json", "-", "--keys", str(tmp_path)])
     record = json.loads(capsys.readouterr().out)
     records.validate("doctor", record)
-    found = {item["what"]: item for item in record["findings"]}
+    findings = {item["what"]: item for item in record["findings"]}
     assert {"python", "torch", "device cpu", "device cuda", "compiler", "ROS", "npm", "client key", "cache"} <= set(
-        found
+        findings
     )
-    assert found["device cpu"]["level"] == "ok"
+    assert findings["device cpu"]["level"] == "ok"
     assert code == (1 if any(item["level"] == "missing" for item in record["findings"]) else 0)
     assert all(item["remedy"] for item in record["findings"] if item["level"] != "ok")
 
@@ -57,7 +57,7 @@ def test_absent_compiler_is_a_warning(monkeypatch):
 
 
 @pytest.mark.process
-def test_the_kind_of_virtual_gpu_is_told(monkeypatch, tmp_path):
+def test_the_kind_of_virtual_gpu_is_reported(monkeypatch, tmp_path):
     from edge_offload import checkup
     from edge_offload.native import libraries, recipe, torch_facts
 
@@ -90,7 +90,7 @@ def test_versions_as_builds_of_torch_have_them_are_compared(monkeypatch, version
     assert [one.name for one in requirements.unmet()] == ([] if fits else ["torch"])
 
 
-def test_without_the_package_that_compares_versions_doctor_asks_for_it(monkeypatch):
+def test_without_the_package_that_compares_versions_doctor_names_it(monkeypatch):
     from edge_offload import checkup
 
     monkeypatch.setitem(sys.modules, "packaging.requirements", None)
@@ -130,13 +130,13 @@ def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(mo
 
 
 @pytest.mark.parametrize(
-    ("version", "words"),
+    ("version", "message"),
     [
         ("2.1.0a0+41361538.nv23.06", "torch 2.1.0, Python 3.8, aarch64 ran exec local, exec replay on 2026-11-27"),
         ("2.1.2", "torch 2.1.2, Python 3.8, aarch64 is not among those that scripts/version-matrix has run: torch 2.1"),
     ],
 )  # fmt: skip
-def test_what_has_been_run_with_this_torch_is_told(monkeypatch, tmp_path, version, words):
+def test_tested_features_of_this_torch_are_reported(monkeypatch, tmp_path, version, message):
     from edge_offload import checkup
     from edge_offload.native import torch_facts
 
@@ -150,7 +150,7 @@ def test_what_has_been_run_with_this_torch_is_told(monkeypatch, tmp_path, versio
     monkeypatch.setattr(checkup.platform, "machine", lambda: "aarch64")
     (finding,) = checkup._platform()
     assert finding.level == "ok"
-    assert finding.detail.startswith(words)
+    assert finding.detail.startswith(message)
 
 
 def test_the_modes_that_work_are_named(monkeypatch):

@@ -57,7 +57,7 @@ def test_a_command_imports_no_other():
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("arguments", "offered"),
     [
         (["ke"], {"keys"}),
         (["keys", ""], {"new", "list", "trust", "rotate", "revoke"}),
@@ -65,11 +65,11 @@ def test_a_command_imports_no_other():
         (["completion", ""], {"bash", "zsh"}),
     ],
 )
-def test_bash_completes_what_the_commands_take(words, offered, completion):
+def test_bash_completes_what_the_commands_take(arguments, offered, completion):
     program = f""". {completion}
         COMP_WORDS=(edge-offload "$@"); COMP_CWORD=$#; _shtab_edge_offload edge-offload "${{@: -1}}"
         echo "${{COMPREPLY[@]}}" """
-    done = subprocess.run(["bash", "-c", program, "bash", *words], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-c", program, "bash", *arguments], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
 
 
@@ -106,16 +106,16 @@ def test_error_is_one_line_with_the_remedy(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "line"),
     [
         ("track --frmaes 3", "unrecognized arguments: --frmaes; is it --frames?; see 'edge-offload track --help'"),
         ("keys trust --frob", "see 'edge-offload keys trust --help'"),
         ("track --frmaes=3", "is it --frames?; see 'edge-offload track --help'"),
     ],
 )
-def test_an_option_that_a_command_lacks_names_the_nearest_one_and_its_help(capsys, words, line):
+def test_an_option_that_a_command_lacks_names_the_nearest_one_and_its_help(capsys, arguments, line):
     with pytest.raises(SystemExit) as ended:
-        cli.main(words.split())
+        cli.main(arguments.split())
     assert ended.value.code == 2
     assert line in capsys.readouterr().err
 
@@ -130,7 +130,7 @@ def test_ctrl_c_while_the_commands_are_imported_is_no_traceback(monkeypatch, cap
 
 
 @pytest.mark.parametrize("verb", sorted(beside.VERBS))
-def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, verb):
+def test_a_verb_of_a_missing_distribution_names_the_install_command(monkeypatch, capsys, verb):
     monkeypatch.setattr(beside, "commands", dict)
     folder = beside.FOLDERS[beside.VERBS[verb].package]
     assert cli.main([verb, "--at-all", "anything"]) == 1
@@ -142,15 +142,15 @@ def test_a_verb_of_a_distribution_that_is_not_installed_says_how_to_install_it(m
 
 
 @pytest.mark.parametrize(
-    ("words", "folder"),
+    ("arguments", "folder"),
     [
         (["pool", "plan", "--profiles", "DIR"], "research"),
         (["pool", "simulate", "--help"], "research"),
     ],
 )
-def test_an_action_of_a_distribution_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, words, folder):
+def test_an_action_of_a_missing_distribution_names_the_install_command(monkeypatch, capsys, arguments, folder):
     monkeypatch.setattr(beside, "commands", lambda group=beside.GROUP: {})
-    assert cli.main(words) == 1
+    assert cli.main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"pip install ./{folder}")
 
@@ -159,7 +159,7 @@ def test_an_action_of_a_distribution_that_is_not_installed_says_how_to_install_i
     ("package", "folder"),
     [("edge_offload_research.testbed", "research"), ("pycocotools", "training"), ("motmetrics", "benchmarks")],
 )
-def test_a_package_that_is_not_installed_says_how_to_install_it(monkeypatch, capsys, package, folder):
+def test_a_missing_package_names_the_install_command(monkeypatch, capsys, package, folder):
     def run(_args):
         raise ModuleNotFoundError(name=package)
 
@@ -171,8 +171,8 @@ def test_a_package_that_is_not_installed_says_how_to_install_it(monkeypatch, cap
 
 
 def test_a_verb_whose_distribution_was_removed_by_hand_breaks_no_other(monkeypatch, capsys):
-    gone = importlib.metadata.EntryPoint("bench", "no_such_distribution.commands.bench", beside.GROUP)
-    points = importlib.metadata.EntryPoints([gone]) if sys.version_info >= (3, 10) else {beside.GROUP: [gone]}
+    broken = importlib.metadata.EntryPoint("bench", "no_such_distribution.commands.bench", beside.GROUP)
+    points = importlib.metadata.EntryPoints([broken]) if sys.version_info >= (3, 10) else {beside.GROUP: [broken]}
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda: points)
     assert cli.main(["completion", "bash"]) == 0
     assert "serve" in capsys.readouterr().out

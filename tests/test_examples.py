@@ -16,7 +16,7 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_as_short_as_readme_says(path):
+def test_an_example_is_as_short_as_readme_claims(path):
     statements = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.stmt)]
     texts = [node for node in statements if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     assert len(statements) - len(texts) <= 24, "about 20 lines of code"
@@ -47,28 +47,28 @@ def serve(tmp_path):
 
 
 @pytest.mark.process
-def test_an_offloaded_module_runs_here_and_on_the_server_with_the_same_numbers(serve):
+def test_an_offloaded_module_has_equal_results_locally_and_on_the_server(serve):
     address, environment = serve("offloaded_module:make", "own_people:make")
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "offloaded_module.py"), address],
         env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    here, there = done.stdout.splitlines()
-    assert here.startswith("local: [1, 4, 59, 79], sum ")
-    assert there.startswith("server: [1, 4, 59, 79], sum ")
-    assert here.split()[6] == there.split()[6], "another sum"
+    local, remote = done.stdout.splitlines()
+    assert local.startswith("local: [1, 4, 59, 79], sum ")
+    assert remote.startswith("server: [1, 4, 59, 79], sum ")
+    assert local.split()[6] == remote.split()[6], "another sum"
 
 
-def test_an_own_model_finds_what_it_is_made_for(monkeypatch):
+def test_a_users_model_detects_its_objects(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from edge_offload.models.registry import build_estimator
 
     image = np.zeros((480, 640, 3), dtype=np.uint8)
     image[200:240, 300:340] = 255
     people = build_estimator("own_people:make", size=256).infer(image)
-    left, top, right, bottom = people.boxes[0]
-    assert left < 320 < right
+    x0, top, right, bottom = people.boxes[0]
+    assert x0 < 320 < right
     assert top < 220 < bottom
     assert people.scores[0] > 0.9
 
@@ -83,7 +83,7 @@ def test_an_own_model_finds_what_it_is_made_for(monkeypatch):
         ("broken_own:make", "NameError: name 'undefined' is not defined (broken_own.py:1)"),
     ],
 )
-def test_a_factory_that_is_none_is_refused_before_anybody_asks_for_it(name, cause, monkeypatch, tmp_path, capsys):
+def test_an_invalid_factory_is_refused_when_the_server_starts(name, cause, monkeypatch, tmp_path, capsys):
     from edge_offload.cli import main
     from edge_offload.models.registry import build_estimator
 
@@ -91,9 +91,9 @@ def test_a_factory_that_is_none_is_refused_before_anybody_asks_for_it(name, caus
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["serve", "--bind", "tcp://127.0.0.1:0", "--keys", str(tmp_path / "keys"), "--allow", name]) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("edge-offload serve: ")
-    assert cause in told
-    assert "PYTHONPATH" in told
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("edge-offload serve: ")
+    assert cause in error
+    assert "PYTHONPATH" in error
     with pytest.raises(ValueError, match=r"importable here|no model named"):
         build_estimator(name)

@@ -56,18 +56,18 @@ def run(folder: pathlib.Path, **files: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    unit: a\n    process: b\n    ros: c\n")
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    return subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, check=False, timeout=120).stdout.decode()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=False, timeout=120).stdout.decode()
 
 
 def test_a_unit_test_that_happens_to_be_the_last_one_does_not_answer_for_a_fixture_of_the_session(
     tmp_path: pathlib.Path,
 ) -> None:
-    said = run(tmp_path, session=SESSION, test_a=f"from session import master\n{USES}", test_b=LAST)
-    assert "2 passed" in said, said
-    assert "error" not in said, said
+    output = run(tmp_path, session=SESSION, test_a=f"from session import master\n{USES}", test_b=LAST)
+    assert "2 passed" in output, output
+    assert "error" not in output, output
 
 
 def test_a_unit_test_that_sleeps_or_whose_fixture_does_has_failed(tmp_path: pathlib.Path) -> None:
-    said = run(tmp_path, test_a=SLEEPS)
-    assert "1 failed, 2 passed, 1 error" in said, said
+    output = run(tmp_path, test_a=SLEEPS)
+    assert "1 failed, 2 passed, 1 error" in output, output

@@ -18,10 +18,10 @@ def test_values_in_row_major_order_whatever_the_strides(dtype, axes, offset):
     sizes, strides = [size for size, _ in axes], [stride for _, stride in axes]
     room = 1 + offset + sum(max(size - 1, 0) * stride for size, stride in axes)
     tensor = torch.arange(room).to(dtype).as_strided(sizes, strides, offset)
-    wanted = torch.tensor(tensor.tolist(), dtype=dtype).reshape(-1)
+    expected = torch.tensor(tensor.tolist(), dtype=dtype).reshape(-1)
     got = flat_bytes(tensor)
     assert (got.dtype, got.dim()) == (torch.uint8, 1)
-    assert got.view(dtype).tolist() == wanted.tolist()
+    assert got.view(dtype).tolist() == expected.tolist()
 
 
 def test_lazy_conjugation_and_negation_are_done():

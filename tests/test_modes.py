@@ -7,7 +7,7 @@ from edge_offload import records
 from edge_offload.errors import BadInput
 
 
-def test_every_mode_has_facts_and_a_code_of_its_own():
+def test_every_mode_has_facts_and_a_distinct_code():
     assert set(modes.TABLE) == set(modes.Mode)
     codes = [info.code for info in modes.TABLE.values()]
     assert len(set(codes)) == len(codes)

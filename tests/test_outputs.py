@@ -58,21 +58,21 @@ COMMANDS = [
 
 @pytest.mark.process
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_place_that_cannot_be_written_is_told_in_one_line_before_the_work(command, capsys, tmp_path, monkeypatch):
+def test_a_place_that_cannot_be_written_is_reported_in_one_line_before_the_work(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if command.startswith(("bench", "chaos")):
         pytest.importorskip("edge_offload_benchmarks")
     if command.startswith("train"):
         pytest.importorskip("edge_offload_training")
     assert main([*command.split(), NOWHERE]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    (line,) = said.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
     assert line.startswith(f"edge-offload {command.split()[0]}: cannot write /dev/null")
     assert not list(tmp_path.iterdir())
 
 
-def test_exec_looks_at_the_place_of_its_tally_first(capsys):
+def test_exec_checks_the_path_of_its_tally_first(capsys):
     assert main(["exec", "--tally", NOWHERE, "--", "true"]) == 1
     assert "cannot write /dev/null" in capsys.readouterr().err
 
@@ -84,31 +84,31 @@ def test_a_golden_is_looked_at_before_the_bag_is_stepped_through(capsys, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("place", "message"),
     [
         ("/dev/null/x.json", "Not a directory"),
         ("/proc/x.json", "cannot write /proc"),
         (".", "is a folder"),
     ],
 )
-def test_what_is_wrong_with_a_place_is_named(place, words):
-    with pytest.raises(BadInput, match=words):
+def test_what_is_wrong_with_a_place_is_named(place, message):
+    with pytest.raises(BadInput, match=message):
         outputs.check_output(place)
 
 
 def test_looking_at_a_place_changes_nothing(tmp_path):
-    there = tmp_path / "there.json"
-    there.write_text("kept")
-    outputs.check_output(there)
+    path = tmp_path / "there.json"
+    path.write_text("kept")
+    outputs.check_output(path)
     outputs.check_output(tmp_path / "deep" / "new.json")
     outputs.check_folder(tmp_path / "folder")
     outputs.check_output("/dev/stdout")
     outputs.check_output("/dev/full")
-    assert there.read_text() == "kept"
-    assert list(tmp_path.iterdir()) == [there]
+    assert path.read_text() == "kept"
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
+def test_a_disk_without_room_is_reported_before_the_work(tmp_path, monkeypatch):
     def no_room(*_: object, **__: object):
         raise OSError(28, "No space left on device")
 
@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_told_before_the_work(tmp_path, monkeypatch):
         outputs.check_output(tmp_path / "x.json")
 
 
-def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path, monkeypatch):
+def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path, monkeypatch):
     file = tmp_path / "summary.json"
     outputs.write_text(file, "old")
 
@@ -151,21 +151,21 @@ def test_one_file_that_cannot_be_written_keeps_no_other_from_it(tmp_path):
 
 
 def test_work_goes_on_while_its_file_cannot_be_written_and_a_later_success_makes_good(tmp_path):
-    kept = outputs.Kept()
+    saver = outputs.Kept()
     for place in ("/dev/full", tmp_path / "x"):
-        kept("json", lambda place=place: outputs.write_text(place, "text"))
-    kept.settle()
-    kept("json", lambda: outputs.write_text("/dev/full", "text"))
+        saver("json", lambda place=place: outputs.write_text(place, "text"))
+    saver.settle()
+    saver("json", lambda: outputs.write_text("/dev/full", "text"))
     with pytest.raises(BadInput, match="/dev/full"):
-        kept.settle()
+        saver.settle()
 
 
 def test_figures_are_printed_though_the_disk_is_full_at_the_end(capsys):
     for command in (["models", "list", "--json"], ["doctor", "--json"]):
         assert main([*command, "/dev/full"]) == 1
-        said = capsys.readouterr()
-        assert len(said.out.splitlines()) > 1, command
-        assert said.err.splitlines()[-1].endswith("cannot write /dev/full: No space left on device; make room")
+        captured = capsys.readouterr()
+        assert len(captured.out.splitlines()) > 1, command
+        assert captured.err.splitlines()[-1].endswith("cannot write /dev/full: No space left on device; make room")
 
 
 def test_every_file_that_a_command_writes_is_declared():
@@ -173,7 +173,7 @@ def test_every_file_that_a_command_writes_is_declared():
     from edge_offload import cli
 
     parsers = [(["edge-offload"], cli.build_parser())]
-    found = 0
+    count = 0
     while parsers:
         path, parser = parsers.pop()
         if getattr(parser, "_module", None):
@@ -185,6 +185,6 @@ def test_every_file_that_a_command_writes_is_declared():
             elif action.nargs != 0 and (action.help or "").startswith(
                 ("write", "draw", "where the", "annotated video", "page to write")
             ):
-                found += 1
+                count += 1
                 assert action.dest in (parser.get_default("outputs") or {}), " ".join([*path, action.dest])
-    assert found > 10
+    assert count > 10

@@ -11,7 +11,7 @@ import pytest
 
 from edge_offload.parent import with_parent
 
-BEGINS = (
+STARTER = (
     "import subprocess, sys, time; from edge_offload.parent import with_parent; "
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], preexec_fn=with_parent()); "
     "print(child.pid, flush=True); time.sleep(600)"
@@ -19,8 +19,8 @@ BEGINS = (
 
 
 @pytest.mark.process
-def test_a_child_ends_when_the_process_that_began_it_is_killed():
-    parent = subprocess.Popen([sys.executable, "-c", BEGINS], stdout=subprocess.PIPE, text=True)
+def test_a_child_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen([sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
@@ -33,9 +33,9 @@ def test_a_child_ends_when_the_process_that_began_it_is_killed():
 
 
 @pytest.mark.unit
-def test_a_thread_that_may_end_before_the_process_asks_for_nothing():
-    asked = []
-    thread = threading.Thread(target=lambda: asked.append(with_parent()))
+def test_a_child_of_another_thread_is_not_bound_to_its_parent():
+    prepared = []
+    thread = threading.Thread(target=lambda: prepared.append(with_parent()))
     thread.start()
     thread.join()
-    assert asked == [None]
+    assert prepared == [None]

@@ -29,7 +29,7 @@ def bare(monkeypatch):
 
 
 @pytest.fixture
-def nobody(bare):
+def unknown_user(bare):
     """A uid that the system has no name for."""
 
     def unknown(uid):
@@ -52,41 +52,41 @@ def test_a_relative_folder_of_xdg_is_ignored(bare):
     assert keys.default_directory() == pathlib.Path("/h/.config/edge_offload/keys")
 
 
-def test_ordinary_users_keep_their_places(bare):
+def test_ordinary_users_have_the_usual_places(bare):
     bare.setenv("HOME", "/home/ann")
     cached, config = "/home/ann/.cache/edge_offload", "/home/ann/.config/edge_offload"
     assert of_all() == [cached, f"{cached}/native", f"{cached}/blobs", f"{config}/keys", f"{config}/pool"]
 
 
-def test_the_system_knows_the_home_of_whoever_has_no_home_variable(bare):
+def test_the_home_is_from_the_system_without_its_variable(bare):
     assert str(cache.cache_dir()) == f"{pwd.getpwuid(os.getuid()).pw_dir}/.cache/edge_offload"
 
 
-def test_variables_name_other_places(nobody):
-    nobody.setenv("XDG_CACHE_HOME", "/c")
-    nobody.setenv("XDG_CONFIG_HOME", "/k")
+def test_variables_name_other_places(unknown_user):
+    unknown_user.setenv("XDG_CACHE_HOME", "/c")
+    unknown_user.setenv("XDG_CONFIG_HOME", "/k")
     cached = "/c/edge_offload"
     assert of_all() == [cached, f"{cached}/native", f"{cached}/blobs", "/k/edge_offload/keys", "/k/edge_offload/pool"]
-    nobody.setenv(places.CACHE, "/cc")
-    nobody.setenv(places.KEYS, "/kk")
+    unknown_user.setenv(places.CACHE, "/cc")
+    unknown_user.setenv(places.KEYS, "/kk")
     assert of_all()[:4] == ["/cc", "/cc/native", "/cc/blobs", "/kk"]
 
 
 @pytest.mark.parametrize("function", ALL)
-def test_without_a_home_the_remedy_is_told(nobody, function):
+def test_without_a_home_the_remedy_is_reported(unknown_user, function):
     with pytest.raises((BadInput, recipe.Unsupported)) as refused:
         function()
     assert "HOME is not set" in refused.value.cause
     assert refused.value.remedy.startswith("set ")
 
 
-def test_a_tilde_of_nobody_is_refused_in_words(nobody):
+def test_a_tilde_of_an_unknown_user_is_refused_with_a_message(unknown_user):
     with pytest.raises(BadInput, match="no such home directory"):
         places.expand("~/weights.pt")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["keys", "list"],
         ["keys", "new"],
@@ -97,11 +97,11 @@ def test_a_tilde_of_nobody_is_refused_in_words(nobody):
     ],
 )
 @pytest.mark.parametrize("home", ["", "/nonexistent/home", "/dev/null"])
-def test_no_command_ends_in_a_traceback(nobody, capsys, words, home):
+def test_no_command_ends_in_a_traceback(unknown_user, capsys, arguments, home):
     if home:
-        nobody.setenv("HOME", home)
-        nobody.setattr(pathlib.Path, "mkdir", _not_allowed)
-    code = cli.main(words)
+        unknown_user.setenv("HOME", home)
+        unknown_user.setattr(pathlib.Path, "mkdir", _not_allowed)
+    code = cli.main(arguments)
     stderr = capsys.readouterr().err
     assert "Traceback" not in stderr
     assert "a defect of" not in stderr
@@ -113,7 +113,7 @@ def _not_allowed(self, *_args, **_kwargs):
     raise PermissionError(13, "Permission denied", str(self))
 
 
-def test_the_check_up_says_what_is_missing(nobody, capsys):
+def test_the_check_up_names_missing_parts(unknown_user, capsys):
     cli.main(["doctor"])
     out = capsys.readouterr()
     assert "Traceback" not in out.err
@@ -122,7 +122,7 @@ def test_the_check_up_says_what_is_missing(nobody, capsys):
     assert "apt install g++" not in out.out, "a compiler is there"
 
 
-def test_a_defect_is_one_line_all_the_same(nobody, capsys, monkeypatch):
+def test_a_defect_is_one_line_all_the_same(unknown_user, capsys, monkeypatch):
     monkeypatch.setattr(cli.outputs, "check_outputs", lambda args: 1 // 0)
     assert cli.main(["keys", "list"]) == cli.DEFECT
     (line,) = capsys.readouterr().err.strip().splitlines()

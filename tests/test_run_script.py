@@ -52,8 +52,8 @@ def test_the_set_up_starts_in_a_checkout_where_nothing_is_installed(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("set up\n", "", 7)
 
 
-SAID = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
-SHOW = f"source <(sed -n '/^show()/,/^}}/p' {RUN}); printf '{SAID}' | show"
+OUTPUT = "start\\nprogress 1 of 2\\nprogress 2 of 2\\nsummary\\n"
+SHOW = f"source <(sed -n '/^show()/,/^}}/p' {RUN}); printf '{OUTPUT}' | show"
 
 
 def test_progress_is_written_over_on_a_terminal_and_in_lines_elsewhere():
@@ -76,7 +76,7 @@ esac; done
 [ -z "$stem" ] || for ending in json jsonl; do echo "$RUN" > "$stem.$ending"; done"""
 
 
-def test_the_latest_run_is_where_the_readme_says_with_json_too(tmp_path):
+def test_the_latest_run_has_the_path_of_readme_with_json_too(tmp_path):
     """'edge-offload report runs/last.jsonl' is of the run that was just made."""
     root = tmp_path / "clone"
     for place, text in (

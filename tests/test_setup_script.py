@@ -52,9 +52,9 @@ def set_up(folder: pathlib.Path, uv: str, code: int = 1) -> Tuple[str, List[str]
     return done.stdout, calls.read_text().splitlines()
 
 
-def test_without_the_cpu_build_it_falls_back_to_the_plain_one_and_tells_its_size_first(tmp_path: pathlib.Path) -> None:
-    said, calls = set_up(tmp_path, "echo 'dns error' >&2; exit 2")
-    assert "3 GB to download" in said
+def test_without_the_cpu_build_it_falls_back_to_the_plain_one_and_prints_its_size_first(tmp_path: pathlib.Path) -> None:
+    output, calls = set_up(tmp_path, "echo 'dns error' >&2; exit 2")
+    assert "3 GB to download" in output
     tried = [call for call in calls if "torch==2.13.0" in call]
     assert len(tried) == 3, calls
     assert "+cpu" in tried[0]
@@ -63,12 +63,12 @@ def test_without_the_cpu_build_it_falls_back_to_the_plain_one_and_tells_its_size
 
 
 def test_with_the_cpu_build_from_its_publisher_nothing_larger_is_fetched(tmp_path: pathlib.Path) -> None:
-    said, calls = set_up(tmp_path, "exit 0")
-    assert "GB" not in said
+    output, calls = set_up(tmp_path, "exit 0")
+    assert "GB" not in output
     assert [call.startswith("uv ") for call in calls if "torch==2.13.0" in call] == [False, True]
 
 
-def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path) -> None:
+def test_with_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path) -> None:
     """The distribution's cv_bridge, with which nodes may share a Python, is built against numpy 1."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if "numpy==" in line]
     # no distribution has ROS 1 for Python 3.13
@@ -85,7 +85,7 @@ def test_beside_ros_numpy_is_1_and_elsewhere_it_may_be_2(tmp_path: pathlib.Path)
     assert "<" not in numpy
 
 
-def test_the_extra_for_tests_has_what_benches_and_training_need_beside_the_package() -> None:
+def test_the_extra_for_tests_has_the_needs_of_benches_and_training() -> None:
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     installed = settings["options.extras_require"]["test"]
@@ -95,15 +95,15 @@ def test_the_extra_for_tests_has_what_benches_and_training_need_beside_the_packa
         assert line in settings["options"]["install_requires"].splitlines(), "the same bounds"
 
 
-def test_a_long_build_says_how_far_it_is(tmp_path: pathlib.Path) -> None:
+def test_a_long_build_reports_progress(tmp_path: pathlib.Path) -> None:
     (tmp_path / "clone").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "clone" / ".venv").symlink_to(tmp_path / "other")
     put(tmp_path / "bin" / "cmake", "mkdir -p build; touch build/Makefile")
     put(tmp_path / "bin" / "make", "echo '[ 50%] Built target a'; echo oh no; exit 2")
     (tmp_path / "calls").touch()
-    said, _ = set_up(tmp_path, "exit 0")
-    assert said.rstrip().endswith("some minutes the first time …"), "make's failure ends it, as set_up has seen"
+    output, _ = set_up(tmp_path, "exit 0")
+    assert output.rstrip().endswith("some minutes the first time …"), "make's failure ends it, as set_up has seen"
     log = tmp_path / "clone" / "build" / "setup-make.log"
     assert log.read_text().splitlines() == ["[ 50%] Built target a", "oh no"]
     script = f"source <(sed -n '/^percent()/,/^}}/p' {ROOT / 'scripts' / 'setup'}); percent 0"
@@ -112,7 +112,7 @@ def test_a_long_build_says_how_far_it_is(tmp_path: pathlib.Path) -> None:
     assert shown == "0 % … 42 % … 100 % … "
 
 
-def test_nothing_is_built_again_unless_a_source_has_changed(tmp_path: pathlib.Path) -> None:
+def test_nothing_is_rebuilt_unless_a_source_has_changed(tmp_path: pathlib.Path) -> None:
     """It is part of every start of scripts/run, whose page is to be there within seconds."""
     root = tmp_path / "clone"
     root.mkdir()
@@ -124,26 +124,26 @@ def test_nothing_is_built_again_unless_a_source_has_changed(tmp_path: pathlib.Pa
     put(tmp_path / "bin" / "make", 'echo make >> "$CALLS"; mkdir -p devel; touch devel/setup.bash')
     (tmp_path / "calls").touch()
     (root / "package.xml").touch()
-    said, calls = set_up(tmp_path, "exit 0", 0)
-    assert ("some minutes" in said, calls) == (True, ["make"])
-    said, calls = set_up(tmp_path, "exit 0", 0)
-    assert ("some minutes" in said, calls) == (False, ["make"])
+    output, calls = set_up(tmp_path, "exit 0", 0)
+    assert ("some minutes" in output, calls) == (True, ["make"])
+    output, calls = set_up(tmp_path, "exit 0", 0)
+    assert ("some minutes" in output, calls) == (False, ["make"])
     (root / "src" / "edge_offload_msgs" / "New.msg").touch()
     assert set_up(tmp_path, "exit 0", 0)[1] == ["make", "make"]
 
 
-def test_a_venv_that_is_a_link_is_another_checkouts_and_kept(tmp_path: pathlib.Path) -> None:
+def test_a_linked_venv_of_another_checkout_is_preserved(tmp_path: pathlib.Path) -> None:
     (tmp_path / "clone").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "clone" / ".venv").symlink_to(tmp_path / "other")
     put(tmp_path / "bin" / "cmake", "exit 1")
     (tmp_path / "calls").touch()
-    said, calls = set_up(tmp_path, "exit 0")
-    assert f"keeping what is in {tmp_path / 'other'}" in said
+    output, calls = set_up(tmp_path, "exit 0")
+    assert f"keeping what is in {tmp_path / 'other'}" in output
     assert not calls
 
 
-def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.Path) -> None:
+def test_the_version_matrix_names_missing_pythons(tmp_path: pathlib.Path) -> None:
     command = [str(ROOT / "scripts" / "version-matrix"), "--folder", str(tmp_path)]
     done = subprocess.run([*command, "3.99:2.4.1"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -156,8 +156,8 @@ def test_the_version_matrix_says_which_pythons_are_not_there(tmp_path: pathlib.P
 
 def test_an_older_python_is_refused_in_one_line_before_anything_is_built() -> None:
     """Emulated: this Python says that it is 3.6."""
-    words = "import runpy, sys; sys.version_info = (3, 6, 15); sys.argv = ['setup.py', 'egg_info']; "
-    command = [sys.executable, "-c", f"{words}runpy.run_path('setup.py')"]
+    code = "import runpy, sys; sys.version_info = (3, 6, 15); sys.argv = ['setup.py', 'egg_info']; "
+    command = [sys.executable, "-c", f"{code}runpy.run_path('setup.py')"]
     environment = {**os.environ, "PEP517_BUILD_BACKEND": "setuptools.build_meta"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -169,7 +169,7 @@ WORKS = {"exec local": "same bits", "exec lazy": "same bits", "module server": "
 
 
 @pytest.mark.parametrize(
-    ("more", "level", "words"),
+    ("more", "level", "message"),
     [
         ({}, "ok", "names what works"),
         ({"module split": "FAILED: 0 frames"}, "ok", "FAILED: it names module split, which fails"),
@@ -178,13 +178,13 @@ WORKS = {"exec local": "same bits", "exec lazy": "same bits", "module server": "
         ({}, "missing", "FAILED: missing modes"),
     ],
 )  # fmt: skip
-def test_a_row_fails_unless_doctor_names_exactly_the_modes_that_work(more, level, words):
+def test_a_row_fails_unless_doctor_names_exactly_the_modes_that_work(more, level, message):
     loader = importlib.machinery.SourceFileLoader("version_matrix", str(ROOT / "scripts" / "version-matrix"))
     matrix = types.ModuleType("version_matrix")
     matrix.__file__ = loader.path
     loader.exec_module(matrix)
     report = json.dumps({"findings": [{"level": level, "what": "modes", "detail": DETAIL, "remedy": ""}]})
-    assert matrix.compare_doctor(matrix.Done(0, report, ""), {**WORKS, **more}).startswith(words)
+    assert matrix.compare_doctor(matrix.Done(0, report, ""), {**WORKS, **more}).startswith(message)
     assert matrix.compare_doctor(matrix.Done(1, "", "no torch"), WORKS) == "FAILED: exit code 1: no torch"
 
 

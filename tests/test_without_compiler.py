@@ -42,9 +42,9 @@ def test_the_virtual_device_is_refused_at_the_start(tmp_path: pathlib.Path, mode
     assert "apt install g++" in line
 
 
-def test_a_program_that_can_do_without_the_device_is_started_and_told_why(tmp_path: pathlib.Path) -> None:
-    says = "import os; print('started', os.environ['EDGE_OFFLOAD_NO_DEVICE'])"
-    command = ("-m", "edge_offload.cli", "exec", "--optional", "--absent", "later", "--", sys.executable, "-c", says)
+def test_a_program_that_does_not_need_the_device_starts_with_a_notice(tmp_path: pathlib.Path) -> None:
+    program = "import os; print('started', os.environ['EDGE_OFFLOAD_NO_DEVICE'])"
+    command = ("-m", "edge_offload.cli", "exec", "--optional", "--absent", "later", "--", sys.executable, "-c", program)
     done = run_without_compiler(tmp_path, *command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("started ")

@@ -412,7 +412,7 @@ class Worker:
 def outcomes(request, tmp_path_factory) -> Iterator[Dict[str, concurrent.futures.Future[Dict[str, Any]]]]:
     """What comes of every row that is tested here, by row."""
     folder = tmp_path_factory.mktemp("wrong")
-    asked = [item.callspec.params["row"] for item in request.session.items if item.fspath == request.fspath
+    rows = [item.callspec.params["row"] for item in request.session.items if item.fspath == request.fspath
              and "row" in getattr(getattr(item, "callspec", None), "params", {})]  # fmt: skip
     workers: queue.Queue[Worker] = queue.Queue()
     made = [Worker(folder / str(number)) for number in range(2)]
@@ -427,7 +427,7 @@ def outcomes(request, tmp_path_factory) -> Iterator[Dict[str, concurrent.futures
             workers.put(worker)
 
     pool = concurrent.futures.ThreadPoolExecutor(len(made))
-    pending = {row: pool.submit(run, row) for row in asked}
+    pending = {row: pool.submit(run, row) for row in rows}
     yield pending
     for future in pending.values():
         future.cancel()
@@ -436,21 +436,21 @@ def outcomes(request, tmp_path_factory) -> Iterator[Dict[str, concurrent.futures
         worker.close()
 
 
-def test_there_are_many_rows():
+def test_the_table_has_many_rows():
     assert len(set(rows())) >= 200
 
 
 @pytest.mark.parametrize("row", rows())
 def test_a_wrong_input_costs_one_line(outcomes, row):
     outcome = outcomes[row].result()
-    said = outcome["stderr"].strip().splitlines()
-    shown = "\n".join([row, *said])
+    lines = outcome["stderr"].strip().splitlines()
+    shown = "\n".join([row, *lines])
     assert "Traceback" not in outcome["stderr"] + outcome["stdout"], shown
     assert outcome["code"] in (1, 2), f"{shown}\nexit code {outcome['code']}, standard output: {outcome['stdout']}"
-    assert said, shown
-    assert said[-1].startswith("edge-offload"), shown
-    assert "; " in said[-1], f"no remedy: {shown}"
-    assert all(line.startswith("edge-offload") for line in said), f"more than progress and one line: {shown}"
+    assert lines, shown
+    assert lines[-1].startswith("edge-offload"), shown
+    assert "; " in lines[-1], f"no remedy: {shown}"
+    assert all(line.startswith("edge-offload") for line in lines), f"more than progress and one line: {shown}"
     assert not outcome["lost"], shown
 
 

@@ -41,47 +41,47 @@ class TooLong(Exception):
     """An entry took longer than :data:`SECONDS`."""
 
 
-def runs(patterns: List[str], limit: int) -> Iterator[Tuple[str, Callable[[], List[Run]]]]:
+def list_runs(patterns: List[str], limit: int) -> Iterator[Tuple[str, Callable[[], List[Run]]]]:
     """Name of each entry whose name is like one of ``patterns``, and what draws it: calls that take a device."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
     from edge_offload_research.device.conformance.judge import entry_name
 
-    def wanted(name: str) -> bool:
+    def matches(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     for op in op_db:
         name = entry_name(op)
-        if name not in EXCLUSIONS and wanted(name):
+        if name not in EXCLUSIONS and matches(name):
             for dtype in DTYPES:
                 if dtype in op.dtypes:
-                    yield name, functools.partial(_samples, op, dtype, limit)
+                    yield name, functools.partial(_draw_samples, op, dtype, limit)
     for name, make, shape in NETWORKS:
-        if wanted(name):
-            yield name, functools.partial(_network, make, shape)
+        if matches(name):
+            yield name, functools.partial(_draw_network, make, shape)
 
 
-def _samples(op: Any, dtype: torch.dtype, limit: int) -> List[Run]:
-    from edge_offload_research.device.conformance.judge import call
+def _draw_samples(op: Any, dtype: torch.dtype, limit: int) -> List[Run]:
+    from edge_offload_research.device.conformance.judge import call_operator
 
     drawn = list(op.sample_inputs("cpu", dtype, requires_grad=False))[:limit]
-    return [functools.partial(call, op, sample) for sample in drawn]
+    return [functools.partial(call_operator, op, sample) for sample in drawn]
 
 
-def _network(make: Callable[[str], nn.Module], shape: Tuple[int, ...]) -> List[Run]:
+def _draw_network(make: Callable[[str], nn.Module], shape: Tuple[int, ...]) -> List[Run]:
     return [lambda device: make(device).eval()(torch.rand(shape).to(device))]
 
 
 class Fake:
-    """What plain CUDA dispatches to, and under which operators: kernels run on fake tensors, which hold no data."""
+    """Lists the operators that plain CUDA dispatches to, by fake tensors, which hold no data."""
 
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         self._mode = FakeTensorMode
 
-    def operators(self, run: Run) -> Dict[str, List[str]]:
+    def list_operators(self, run: Run) -> Dict[str, List[str]]:
         """Each operator that has a kernel for CUDA and none for a CPU, with those that it is a part of."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -103,9 +103,9 @@ class Fake:
         except Exception:
             if not names:  # a fake kernel may ask the driver once it has been chosen
                 raise
-        return {name: sorted(self._parents(run, name)) for name in sorted(names)}
+        return {name: sorted(self._parent_operators(run, name)) for name in sorted(names)}
 
-    def _parents(self, run: Run, name: str) -> Set[str]:
+    def _parent_operators(self, run: Run, name: str) -> Set[str]:
         """The operators that called ``name``, as the profiler saw them."""
         fake = self._mode(allow_non_fake_inputs=True)
         with torch.autograd.profiler.profile(use_kineto=False) as profile, contextlib.suppress(RuntimeError), fake:
@@ -123,7 +123,7 @@ class Fake:
 
 
 class Recorded:
-    """What the virtual device of this process records, as for a server with a GPU."""
+    """Lists the operators that the virtual device of this process records, as for a server with a GPU."""
 
     def __init__(self) -> None:
         from edge_offload.device.installation import current_installation
@@ -137,7 +137,7 @@ class Recorded:
         self._names: Set[str] = set()
         flush = self._recorder.flush
 
-        def noting(*fields: Any) -> Any:
+        def note_fields(*fields: Any) -> Any:
             from edge_offload.replay.flushed import FlushedSegment
 
             flushed = FlushedSegment(*fields)
@@ -146,9 +146,9 @@ class Recorded:
                 self._names.update(call.name.partition(".")[0] for call in calls)
             return flush(*fields)
 
-        self._recorder.flush = noting
+        self._recorder.flush = note_fields
 
-    def operators(self, run: Run) -> Dict[str, List[str]]:
+    def list_operators(self, run: Run) -> Dict[str, List[str]]:
         """Each operator that is recorded."""
         self._names.clear()
         try:
@@ -173,14 +173,14 @@ def main(argv: Optional[List[str]] = None) -> int:
         raise TooLong(f"longer than {SECONDS} s")
 
     signal.signal(signal.SIGALRM, alarm)
-    for name, draw in runs(args.entries, args.limit):
+    for name, draw in list_runs(args.entries, args.limit):
         record: Dict[str, Any] = {"entry": name, "operators": {}, "samples": 0, "failed": ""}
         signal.alarm(SECONDS)
         try:
             for run in draw():
                 try:
                     with torch.no_grad():
-                        operators = watch.operators(run)
+                        operators = watch.list_operators(run)
                 except TooLong:
                     raise
                 except Exception as error:

@@ -60,16 +60,16 @@ def end_to_end(model: str, engines: Sequence[str], frames: Sequence[Array], turn
             name: stack.enter_context(Server(*options, name, environment=ONE_THREAD, cores=cores[1:])) for name in names
         }
         for link in (LOOPBACK, WIFI):
-            with _robots(model, servers, link, keys, inputs) as robots:
+            with _make_robots(model, servers, link, keys, inputs) as robots:
                 links += _take_turns(robots, link, inputs, turns)
                 if link == LOOPBACK:
-                    bits = [_bits(robots[name], name, inputs, fresh) for name in names]
-                    idle = [{"engine": name, "share_of_a_core": _idle(servers[name].pid)} for name in names]
+                    bits = [_count_equal_bits(robots[name], name, inputs, fresh) for name in names]
+                    idle = [{"engine": name, "share_of_a_core": _measure_idle(servers[name].pid)} for name in names]
     return {"model": model, "links": links, "bits": bits, "idle": idle}
 
 
 @contextlib.contextmanager
-def _robots(
+def _make_robots(
     model: str, servers: Dict[str, Server], link: str, keys: str, inputs: Sequence[torch.Tensor]
 ) -> Iterator[Robots]:
     """A robot for each server, over ``link``, both with the server's engine in force."""
@@ -87,11 +87,11 @@ def _robots(
             stack.callback(robot.close)
             robots[name] = robot
         for name, robot in robots.items():
-            _wait(robot, name, inputs)
+            _wait_engine(robot, name, inputs)
         yield robots
 
 
-def _wait(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tensor]) -> None:
+def _wait_engine(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tensor]) -> None:
     ends, at = time.monotonic() + READY_S, 0
     for mode in (Mode.LOCAL, Mode.SERVER):
         while True:
@@ -112,9 +112,9 @@ def _take_turns(robots: Robots, link: str, inputs: Sequence[torch.Tensor], turns
         for mode in modes:
             for place in range(len(names)):
                 name = names[(place + turn) % len(names)]
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 _, report = robots[name].run(inputs[turn % len(inputs)], mode)
-                seconds[name, mode].append(time.perf_counter() - began)
+                seconds[name, mode].append(time.perf_counter() - started_at)
                 if report.mode is not mode or not report.engine.startswith(name):
                     raise RemoteError(f"{mode} with {name}: {report.engine} in {report.mode}: {report.fallback_reason}")
     return [
@@ -131,8 +131,8 @@ def _take_turns(robots: Robots, link: str, inputs: Sequence[torch.Tensor], turns
     ]
 
 
-def _bits(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tensor], count: int) -> Dict[str, Any]:
-    """How many of ``count`` fresh inputs (frames under noise) have the same bits in both modes."""
+def _count_equal_bits(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tensor], count: int) -> Dict[str, Any]:
+    """Count which of ``count`` fresh inputs (frames under noise) have the same bits in both modes."""
     draw = torch.Generator().manual_seed(1)
     equal = 0
     for number in range(count):
@@ -144,7 +144,7 @@ def _bits(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tensor], cou
     return {"engine": name, "inputs": count, "equal": equal}
 
 
-def _idle(pid: int) -> float:
+def _measure_idle(pid: int) -> float:
     """Share of a core that a process and its children take while nobody asks for anything."""
     import psutil
 
@@ -153,12 +153,12 @@ def _idle(pid: int) -> float:
     def spent() -> float:
         return sum(sum(one.cpu_times()[:2]) for one in family)
 
-    before, began = spent(), time.monotonic()
+    before, started_at = spent(), time.monotonic()
     time.sleep(IDLE_S)
-    return (spent() - before) / (time.monotonic() - began)
+    return (spent() - before) / (time.monotonic() - started_at)
 
 
-def people(model: str, engines: Sequence[str], frames: Dict[int, Array]) -> List[Dict[str, Any]]:
+def compare_people(model: str, engines: Sequence[str], frames: Dict[int, Array]) -> List[Dict[str, Any]]:
     """People that each engine finds beside those of torch, on all of ``frames``."""
     estimator = registry.build_estimator(model)
     placed = [estimator.prepare(frame) for frame in frames.values()]
@@ -188,7 +188,7 @@ def people(model: str, engines: Sequence[str], frames: Dict[int, Array]) -> List
             if len(want.boxes) != len(have.boxes):
                 row["other_count"] += 1
             elif len(want.boxes):
-                order = _pairs(want.boxes, have.boxes)
+                order = _pair_scores(want.boxes, have.boxes)
                 row["box_px"] = max(row["box_px"], float(np.abs(want.boxes - have.boxes[order]).max()))
                 off = np.abs(want.keypoints[..., :2] - have.keypoints[order][..., :2])
                 row["keypoint_px"] = max(row["keypoint_px"], float(off.max()))
@@ -197,8 +197,8 @@ def people(model: str, engines: Sequence[str], frames: Dict[int, Array]) -> List
     return rows
 
 
-def _pairs(want: Array, have: Array) -> Array:
-    """Which of ``have`` belongs to each of ``want``: scores that are equal but for rounding may change places."""
+def _pair_scores(want: Array, have: Array) -> Array:
+    """Match ``have`` with ``want``: scores that are equal but for rounding may change places."""
     from scipy.optimize import linear_sum_assignment
 
     order: Array = linear_sum_assignment(np.abs(want[:, None] - have[None]).sum(-1))[1]

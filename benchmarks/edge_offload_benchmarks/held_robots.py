@@ -11,20 +11,20 @@ from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, Sequence
 
 from edge_offload.errors import RemoteError
-from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, introduced, modes_robot
+from edge_offload_benchmarks.chaos.usage import read_usage
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, introduce_robots, modes_robot
 
 #: Seconds in which a robot learns and plans, with all the others.
 PREPARE_S = 600.0
 #: A result of mode split may be off by so much, as a share of the largest value: sums are taken in another order.
 TOLERANCE = 1e-4
 #: What a plan is that leaves all to the robot.
-ALONE = "device-only"
+DEVICE_ONLY = "device-only"
 #: Most served over least served robot.
 MAX_RATIO = 1.2
 
 
-def together(mode: str, model: str, robots: int, seconds: float, reference: str = "cpu") -> Dict[str, Any]:
+def load_together(mode: str, model: str, robots: int, seconds: float, reference: str = "cpu") -> Dict[str, Any]:
     """The record ``held_robots``: so many robots, each frame after frame, for so long.
 
     Args:
@@ -42,7 +42,7 @@ def together(mode: str, model: str, robots: int, seconds: float, reference: str 
 
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         root = pathlib.Path(directory)
-        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(robots)])
         rooms = ["--max-devices", str(robots + 1), "--max-models", "64"]
         server = stack.enter_context(Server("--keys", str(root / "server"), *rooms))
         for store in stores.values():
@@ -51,31 +51,31 @@ def together(mode: str, model: str, robots: int, seconds: float, reference: str 
             stack.enter_context(Process(modes_robot(server.address, str(root / name), model), ONE_THREAD))
             for name in stores
         ]
-        begin = usage(server.pid)
-        for told in _ask(programs, {"prepare": mode}, PREPARE_S):
-            if mode in told["lacks"]:
-                raise RemoteError(f"a robot cannot run mode {mode}: {told['lacks'][mode]}")
-        learnt = usage(server.pid)
-        held = _ask(programs, {"hold": mode, "seconds": seconds}, seconds + PREPARE_S)
-        end = usage(server.pid)
-        checked = _ask(programs, {"check": {"reference": reference, "launcher": heap.LAUNCHER}}, PREPARE_S)
+        begin = read_usage(server.pid)
+        for answer in _request_all(programs, {"prepare": mode}, PREPARE_S):
+            if mode in answer["lacks"]:
+                raise RemoteError(f"a robot cannot run mode {mode}: {answer['lacks'][mode]}")
+        prepared = read_usage(server.pid)
+        loads = _request_all(programs, {"hold": mode, "seconds": seconds}, seconds + PREPARE_S)
+        end = read_usage(server.pid)
+        checked = _request_all(programs, {"check": {"reference": reference, "launcher": heap.LAUNCHER}}, PREPARE_S)
         for program in programs:
             program.end()
-    return judge(mode, model, seconds, held, checked, [begin["memory"], learnt["memory"], end["memory"]],
+    return judge_load(mode, model, seconds, loads, checked, [begin["memory"], prepared["memory"], end["memory"]],
                  records.latency_summary)  # fmt: skip
 
 
-def judge(
-    mode: str, model: str, seconds: float, held: Sequence[Dict[str, Any]], checked: Sequence[Dict[str, Any]],
+def judge_load(
+    mode: str, model: str, seconds: float, loads: Sequence[Dict[str, Any]], checked: Sequence[Dict[str, Any]],
     memory: Sequence[int], summary: Callable[[List[float]], Dict[str, float]],
 ) -> Dict[str, Any]:  # fmt: skip
     """The record of what the robots told."""
-    frames = [len(each["seconds"]) for each in held]
+    frames = [len(each["seconds"]) for each in loads]
     fell_back: Counter[str] = Counter()
-    for each in held:
+    for each in loads:
         fell_back.update(each["fell_back"])
     # a robot whose plan leaves all to itself is not served
-    served = [len(each["seconds"]) for each in held if each["plan"] != ALONE] or frames
+    served = [len(each["seconds"]) for each in loads if each["plan"] != DEVICE_ONLY] or frames
     ratio = max(served) / max(1, min(served))
     difference = max(each["difference"] for each in checked)
     results, equal = (sum(each[name] for each in checked) for name in ("checked", "equal"))
@@ -83,16 +83,16 @@ def judge(
     return {
         "mode": mode,
         "model": model,
-        "robots": len(held),
+        "robots": len(loads),
         "seconds": seconds,
         "cores": os.cpu_count() or 1,
         "load_average": os.getloadavg()[0],
         "frames": frames,
         "frames_per_s": sum(frames) / seconds,
-        "latency_s": summary([value for each in held for value in each["seconds"]]),
+        "latency_s": summary([value for each in loads for value in each["seconds"]]),
         "ratio": ratio,
         "fell_back": dict(fell_back),
-        "plans": sorted({each["plan"] for each in held if each["plan"]}),
+        "plans": sorted({each["plan"] for each in loads if each["plan"]}),
         "checked": results,
         "equal": equal,
         "difference": difference,
@@ -101,7 +101,7 @@ def judge(
     }
 
 
-def show(record: Dict[str, Any]) -> None:
+def show_record(record: Dict[str, Any]) -> None:
     """Some lines for people."""
     latency, memory = record["latency_s"], record["memory"]
     print(f"{record['robots']} robots, {record['model']} in {record['mode']}: {record['frames_per_s']:.1f} frames/s, "
@@ -114,7 +114,7 @@ def show(record: Dict[str, Any]) -> None:
         print(f"  {count} computed on the robot: {reason}")
 
 
-def _ask(programs: Sequence[Process], request: Dict[str, Any], timeout_s: float) -> List[Dict[str, Any]]:
+def _request_all(programs: Sequence[Process], request: Dict[str, Any], timeout_s: float) -> List[Dict[str, Any]]:
     """The same of all at once."""
     with ThreadPoolExecutor(len(programs)) as threads:
-        return list(threads.map(lambda program: program.ask(request, timeout_s), programs))
+        return list(threads.map(lambda program: program.request_answer(request, timeout_s), programs))

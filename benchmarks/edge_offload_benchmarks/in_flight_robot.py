@@ -64,7 +64,7 @@ class Robot:
         for _ in range(12):
             self.module.run([image], Mode.SERVER)
 
-    def block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
+    def run_block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
         """Some seconds with so many frames in flight."""
         done: List[Tuple[int, float, InferenceReport]] = []
         stages = _Stages(self, done)
@@ -74,16 +74,16 @@ class Robot:
             lambda taken_s: self.module.frames.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
         )  # fmt: skip
         pipeline.start()
-        began = time.monotonic()
+        started_at = time.monotonic()
         for number, image in zip(itertools.count(), itertools.cycle(self.images)):
-            due = began + number / rate
-            if due >= began + LEAD_S + seconds:
+            due = started_at + number / rate
+            if due >= started_at + LEAD_S + seconds:
                 break
             time.sleep(max(0.0, due - time.monotonic()))
             slot.put(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
         drained = pipeline.drain(60.0)
-        return {"drained": drained, "failed": stages.failed, **_figures(done, slot, began + LEAD_S, ended)}
+        return {"drained": drained, "failed": stages.failed, **_summarise_block(done, slot, started_at + LEAD_S, ended)}
 
 
 class _Stages:
@@ -99,31 +99,31 @@ class _Stages:
         return self._pipeline.prepare(shot.bgr, shot.received_s), place
 
     def infer(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
-        """Likewise."""
+        """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, place = prepared
         return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
 
     def finish(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
-        """Likewise."""
+        """Record a result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
         outputs, inference = inferred
-        found = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
-        self._module.frames.note(found.report)
+        result = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
+        self._module.frames.note(result.report)
         self._module.situation(image.inputs)
-        self._done.append((shot.number, time.monotonic(), found.report))
+        self._done.append((shot.number, time.monotonic(), result.report))
 
     def fail(self, shot: Shot, error: BaseException) -> None:
-        """Likewise."""
+        """Raise the error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(repr(error))
 
 
-def _figures(
-    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], began: float, ended: float
+def _summarise_block(
+    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], started_at: float, ended: float
 ) -> Dict[str, Any]:
-    counts, counted = slot.counts, [report for _, at, report in done if began <= at <= ended]
+    counts, counted = slot.counts, [report for _, at, report in done if started_at <= at <= ended]
     numbers = [number for number, _, _ in done]
     return {
-        "seconds": ended - began,
+        "seconds": ended - started_at,
         "offered": counts.offered,
         "taken": counts.taken,
         "superseded": counts.superseded,
@@ -150,7 +150,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         client.start()
         robot.ready()
         for line in sys.stdin:
-            print(json.dumps(robot.block(**json.loads(line))), flush=True)
+            print(json.dumps(robot.run_block(**json.loads(line))), flush=True)
     return 0
 
 

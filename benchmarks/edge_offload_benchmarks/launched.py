@@ -21,7 +21,7 @@ import numpy as np
 from edge_offload.errors import RemoteError
 
 AUTO = "auto"
-HELD = ("local", "server", "replay", "split")
+FIXED_MODES = ("local", "server", "replay", "split")
 #: Seconds of a block that is compared, and resamplings of its pairs for the interval.
 BLOCK_S, RESAMPLED = 5.0, 4000
 #: Beyond lead and measured seconds: start and end of a launch.
@@ -32,7 +32,7 @@ OF_BEST, FIRST, LEARNING, BANDWIDTH, SHARE = 1.05, 1.2, 1.1, 0.15, 0.9
 
 @dataclass(frozen=True)
 class Launched:
-    """What one launch did.
+    """Outcome of one launch.
 
     Attributes:
         first_s: from the start of roslaunch to the first result.
@@ -51,7 +51,9 @@ class Launched:
     named: int
 
 
-def launch(mode: str, seconds: float, arguments: Mapping[str, str], master_port: int, folder: pathlib.Path) -> Launched:
+def run_launch(
+    mode: str, seconds: float, arguments: Mapping[str, str], master_port: int, folder: pathlib.Path
+) -> Launched:
     """One run of so many seconds from its first result on.
 
     Raises:
@@ -66,18 +68,18 @@ def launch(mode: str, seconds: float, arguments: Mapping[str, str], master_port:
     command = ["roslaunch", "-p", str(master_port), "edge_offload", "kapao_tracking.launch"]
     command += [f"{name}:={value}" for name, value in given.items()]
     environment = {**os.environ, "ROS_MASTER_URI": f"http://127.0.0.1:{master_port}"}
-    began = time.time()
+    started_at = time.time()
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
         timeout=seconds + AROUND_S, check=False,
     )  # fmt: skip
     if not summary.exists():
         raise RemoteError(f"mode:={mode} gave no summary: {done.stdout[-500:]}")
-    return read(summary, began)
+    return read_launch(summary, started_at)
 
 
-def read(summary: pathlib.Path, began: float) -> Launched:
-    """A launch from its summary and the records beside it; ``began``: wall-clock time of its start."""
+def read_launch(summary: pathlib.Path, started_at: float) -> Launched:
+    """A launch from its summary and the records beside it; ``started_at``: wall-clock time of its start."""
     with summary.with_suffix(".jsonl").open(encoding="utf-8") as stream:
         records = [json.loads(line) for line in stream]
     frames = [item for item in records if item["kind"] == "latency"]
@@ -88,7 +90,7 @@ def read(summary: pathlib.Path, began: float) -> Launched:
     decisions = [item["reason"] for item in records if item["kind"] == "mode"][1:]
     rates = [item["uplink_bytes_per_s"] for item in records if item["kind"] == "bandwidth" and item["t_s"] > first + 5]
     return Launched(
-        first - began,
+        first - started_at,
         [(item["t_s"] - first, item["total_s"], item["mode"]) for item in frames],
         [rate for rate in rates if rate > 0],
         run["frames_in"],
@@ -98,9 +100,9 @@ def read(summary: pathlib.Path, began: float) -> Launched:
     )
 
 
-def compare(
+def compare_modes(
     turns: int, lead_s: float, seconds: float, arguments: Mapping[str, str], truth: float = 0.0, port: int = 11911,
-    keep: Optional[pathlib.Path] = None, held: Sequence[str] = HELD,
+    folder: Optional[pathlib.Path] = None, modes: Sequence[str] = FIXED_MODES,
 ) -> Dict[str, Any]:  # fmt: skip
     """The record ``adaptive_launch``.
 
@@ -111,46 +113,50 @@ def compare(
         arguments: of the launch file.
         truth: bytes per second of a link that does not change; 0: one that does.
         port: of the first master, and two behind it.
-        keep: folder for what each run did; one that is there already is not run again.
-        held: modes that are, ``server`` among them.
+        folder: folder for what each run did; one that is there already is not run again.
+        modes: modes that are, ``server`` among them.
     """
-    names = (AUTO, *held)
+    names = (AUTO, *modes)
     runs: Dict[str, List[Launched]] = {name: [] for name in names}
     for turn in range(turns):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
-            kept = None if keep is None else keep / f"{turn + 1}_{name}.json"
-            runs[name].append(_run(kept, name, lead_s + seconds, arguments, port))
-            row = _row(name, runs[name], lead_s, truth)
+            saved = None if folder is None else folder / f"{turn + 1}_{name}.json"
+            runs[name].append(_run(saved, name, lead_s + seconds, arguments, port))
+            row = _row_of(name, runs[name], lead_s, truth)
             print(f"turn {turn + 1}, {name:6}: mean {row['mean_s'] * 1e3:5.0f} ms over {row['frames']} frames, "
                   f"first result after {row['first_s']:.1f} s, {row['share']}", flush=True)  # fmt: skip
-    return judge(runs, lead_s, seconds, arguments, truth)
+    return judge_launches(runs, lead_s, seconds, arguments, truth)
 
 
-def _run(kept: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int) -> Launched:
-    if kept is not None and kept.exists():
-        return Launched(**json.loads(kept.read_text(encoding="utf-8")))
+def _run(saved: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int) -> Launched:
+    if saved is not None and saved.exists():
+        return Launched(**json.loads(saved.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory() as folder:
-        found = launch(mode, seconds, arguments, port, pathlib.Path(folder))
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found.__dict__), encoding="utf-8")
-    return found
+        launched = run_launch(mode, seconds, arguments, port, pathlib.Path(folder))
+    if saved is not None:
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(launched.__dict__), encoding="utf-8")
+    return launched
 
 
-def judge(
+def judge_launches(
     runs: Mapping[str, Sequence[Launched]], lead_s: float, seconds: float, arguments: Mapping[str, str], truth: float
 ) -> Dict[str, Any]:
     """The record of runs by mode."""
-    rows = [_row(name, found, lead_s, truth) for name, found in runs.items()]
-    learning = ratio(runs[AUTO], runs["server"], 0.0, lead_s or seconds)
+    rows = [_row_of(name, launches, lead_s, truth) for name, launches in runs.items()]
+    learning = ratio_between(runs[AUTO], runs["server"], 0.0, lead_s or seconds)
     mine = next(row for row in rows if row["mode"] == AUTO)
     first = mine["first_s"] / next(row["first_s"] for row in rows if row["mode"] == "server")
     wrong = [row for row in rows if row["taken"] != row["results"]]
     named = sum(run.named for run in runs[AUTO]), sum(run.switches for run in runs[AUTO])
     bars = [
-        *(_afterwards(runs, rows, lead_s, seconds) if lead_s else ()),
+        *(_judge_afterwards(runs, rows, lead_s, seconds) if lead_s else ()),
         (f"first result <= {FIRST:g} x that of server", f"{first:.2f} x", first <= FIRST),
-        (f"frames while learning <= {LEARNING:g} x those of server", f"{_span(learning)} x", learning[0] <= LEARNING),
+        (
+            f"frames while learning <= {LEARNING:g} x those of server",
+            f"{_format_span(learning)} x",
+            learning[0] <= LEARNING,
+        ),
         ("frames taken = results", f"in {len(rows) - len(wrong)} of {len(rows)} rows", not wrong),
         ("every decision names the rate", f"{named[0]} of {named[1]}", named[0] == named[1]),
     ]
@@ -171,21 +177,21 @@ def judge(
     }
 
 
-def _afterwards(
+def _judge_afterwards(
     runs: Mapping[str, Sequence[Launched]], rows: Sequence[Mapping[str, Any]], lead_s: float, seconds: float
 ) -> List[Tuple[str, str, bool]]:
-    """What is held of the default behind its lead."""
+    """Judge the default after its lead."""
     means = {row["mode"]: row["mean_s"] for row in rows if row["mode"] != AUTO}
     best = min(means, key=lambda name: means[name])
-    after = ratio(runs[AUTO], runs[best], lead_s, lead_s + seconds)
+    after = ratio_between(runs[AUTO], runs[best], lead_s, lead_s + seconds)
     share = next(row["share"] for row in rows if row["mode"] == AUTO).get(best, 0.0)
     return [
-        (f"mean latency <= {OF_BEST:g} x the best mode held", f"{_span(after)} x {best}", after[0] <= OF_BEST),
+        (f"mean latency <= {OF_BEST:g} x the best mode held", f"{_format_span(after)} x {best}", after[0] <= OF_BEST),
         (f">= {SHARE:.0%} of the default's frames in that mode", f"{share:.0%} in {best}", share >= SHARE),
     ]
 
 
-def _row(name: str, runs: Sequence[Launched], lead_s: float, truth: float) -> Dict[str, Any]:
+def _row_of(name: str, runs: Sequence[Launched], lead_s: float, truth: float) -> Dict[str, Any]:
     frames = [frame for run in runs for frame in run.latencies if frame[0] >= lead_s]
     if not frames:
         raise RemoteError(f"mode:={name} gave no result behind the first {lead_s:g} s; give it more --seconds")
@@ -205,7 +211,7 @@ def _row(name: str, runs: Sequence[Launched], lead_s: float, truth: float) -> Di
     }
 
 
-def ratio(
+def ratio_between(
     ones: Sequence[Launched], others: Sequence[Launched], begin_s: float, end_s: float
 ) -> Tuple[float, float, float]:
     """Mean latency of one mode over another's between two times, and its 95 % interval.
@@ -228,5 +234,5 @@ def ratio(
     return float(mean[0] / mean[1]), float(low), float(high)
 
 
-def _span(found: Tuple[float, float, float]) -> str:
-    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+def _format_span(bounds: Tuple[float, float, float]) -> str:
+    return f"{bounds[0]:.3f} [{bounds[1]:.3f}, {bounds[2]:.3f}]"

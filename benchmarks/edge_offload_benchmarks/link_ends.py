@@ -39,15 +39,15 @@ def main() -> None:
         with Listener(
             args.address, welcome=lambda *_: {}, handle=lambda request: request.reply({}, [answer]), keys=keys
         ):
-            _say(state="listening")
+            _print_record(state="listening")
             sys.stdin.read()
         return
     stop = threading.Event()
-    with Client(args.address, keys=keys, on_state=lambda state, cause: _say(state=state.value)) as client:
+    with Client(args.address, keys=keys, on_state=lambda state, cause: _print_record(state=state.value)) as client:
         prober = Prober(client).start()
         threads = [
-            threading.Thread(target=_send, args=(client, args.up_bytes, args.fps, stop), daemon=True),
-            threading.Thread(target=_read, args=(client, stop), daemon=True),
+            threading.Thread(target=_send_frames, args=(client, args.up_bytes, args.fps, stop), daemon=True),
+            threading.Thread(target=_read_levels, args=(client, stop), daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -61,29 +61,29 @@ def main() -> None:
 _lock = threading.Lock()
 
 
-def _say(**what: Any) -> None:
+def _print_record(**what: Any) -> None:
     with _lock:
         print(json.dumps({"t": time.monotonic(), **what}), flush=True)
 
 
-def _send(client: Client, size: int, fps: float, stop: threading.Event) -> None:
+def _send_frames(client: Client, size: int, fps: float, stop: threading.Event) -> None:
     payload = bytes(size)
     while not stop.is_set():
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             client.request("frame", {}, [payload], timeout_s=5.0).result()
-            _say(frame=time.monotonic() - began)
+            _print_record(frame=time.monotonic() - started_at)
         except EdgeOffloadError:
-            _say(frame=None)
-        stop.wait(max(0.005, 1 / fps - (time.monotonic() - began)))
+            _print_record(frame=None)
+        stop.wait(max(0.005, 1 / fps - (time.monotonic() - started_at)))
 
 
-def _read(client: Client, stop: threading.Event) -> None:
+def _read_levels(client: Client, stop: threading.Event) -> None:
     while not stop.is_set():
         with client.attend() as attention:
             stop.wait(READ_S * 10)
             quiet = max(attention.longest_s, attention.quiet_s(time.monotonic()))
-        _say(up=client.estimator.make_reading(time.monotonic()).uplink, quiet=quiet)
+        _print_record(up=client.estimator.make_reading(time.monotonic()).uplink, quiet=quiet)
 
 
 if __name__ == "__main__":

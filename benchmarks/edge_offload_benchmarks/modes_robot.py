@@ -48,7 +48,7 @@ PATIENT = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
 
 
 @dataclass
-class Held:
+class LoadResult:
     """Frames in one mode: what each took, and why some came from the robot itself."""
 
     seconds: List[float] = field(default_factory=list)
@@ -73,60 +73,64 @@ class Robot:
         self.module.add_runner(DeviceRunner(Mode.REPLAY, on_device))
         self.policy = make_policy(AUTO)
         self.modes: List[Mode] = []
-        self.kept: List[Tuple[torch.Tensor, Tuple[torch.Tensor, ...]]] = []
+        self.retained: List[Tuple[torch.Tensor, Tuple[torch.Tensor, ...]]] = []
         self.lacks: Dict[str, str] = {}
 
-    def ready(self, wanted: Sequence[Mode] = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)) -> Dict[str, str]:
+    def prepare_modes(
+        self, modes: Sequence[Mode] = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
+    ) -> Dict[str, str]:
         """Learn and plan, and see what there is to choose among; what the others lack."""
         ends = time.monotonic() + OPEN_S
         for _ in range(2):
             self.module.run([next(self.inputs)], Mode.LOCAL)
         while time.monotonic() < ends:
             tensor = next(self.inputs)
-            if len(wanted) > 2:
+            if len(modes) > 2:
                 self.module.situation([tensor])
-            lacking = {mode.value: self.module.unavailable_reason(mode, [tensor]) or "" for mode in wanted}
+            lacking = {mode.value: self.module.unavailable_reason(mode, [tensor]) or "" for mode in modes}
             if not any(lacking.values()):
                 break
             time.sleep(0.2)
-        self.modes = [mode for mode in wanted if not lacking[mode.value]]
+        self.modes = [mode for mode in modes if not lacking[mode.value]]
         self.lacks = {name: why for name, why in lacking.items() if why}
         for _ in range(WARM):
             for mode in self.modes:
                 self.module.run([next(self.inputs)], mode)
         return self.lacks
 
-    def hold(self, mode: str, seconds: float) -> Dict[str, Any]:
-        """Frames in one mode, one after the other, for so long; the first ones are kept for :meth:`check`."""
-        ends, found = time.monotonic() + seconds, Held()
+    def run_mode(self, mode: str, seconds: float) -> Dict[str, Any]:
+        """Run frames in one mode for ``seconds``; the first ones are retained for :meth:`check_results`."""
+        ends, result = time.monotonic() + seconds, LoadResult()
         while time.monotonic() < ends:
-            tensor, began = next(self.inputs), time.monotonic()
+            tensor, started_at = next(self.inputs), time.monotonic()
             outputs, report = self.module.run([tensor], Mode(mode))
-            found.seconds.append(time.monotonic() - began)
+            result.seconds.append(time.monotonic() - started_at)
             if report.fallback_reason:
-                found.fell_back[report.fallback_reason[:200]] += 1
-            elif len(self.kept) < CHECKED:
-                self.kept.append((tensor, outputs))
-        return {"seconds": found.seconds, "fell_back": dict(found.fell_back), "plan": self.plan(tensor)}
+                result.fell_back[report.fallback_reason[:200]] += 1
+            elif len(self.retained) < CHECKED:
+                self.retained.append((tensor, outputs))
+        return {"seconds": result.seconds, "fell_back": dict(result.fell_back), "plan": self.describe_plan(tensor)}
 
-    def costs(self, frames: int) -> Dict[str, Any]:
-        """Seconds of robot and server, and bytes, of so many frames in mode ``replay`` of one round trip each."""
-        found: List[InferenceReport] = []
+    def measure_costs(self, frames: int) -> Dict[str, Any]:
+        """Measure ``frames`` frames in mode ``replay`` of one round trip each: seconds of both sides, and bytes."""
+        reports: List[InferenceReport] = []
         for _ in range(PATIENCE * frames):
             _, report = self.module.run([next(self.inputs)], Mode.REPLAY)
             if report.mode is Mode.REPLAY and report.round_trips == 1:
-                found.append(report)
-            if len(found) == frames:
+                reports.append(report)
+            if len(reports) == frames:
                 break
-        away_s = [(one.stages_s["compute_server"], one.stages_s["uplink"] + one.stages_s["downlink"]) for one in found]
+        away_s = [
+            (one.stages_s["compute_server"], one.stages_s["uplink"] + one.stages_s["downlink"]) for one in reports
+        ]
         return {
-            "robot_s": [max(0.0, one.total_s - server_s - link_s) for one, (server_s, link_s) in zip(found, away_s)],
+            "robot_s": [max(0.0, one.total_s - server_s - link_s) for one, (server_s, link_s) in zip(reports, away_s)],
             "server_s": [server_s for server_s, _ in away_s],
-            "bytes_up": [one.bytes_up for one in found],
-            "bytes_down": [one.bytes_down for one in found],
+            "bytes_up": [one.bytes_up for one in reports],
+            "bytes_down": [one.bytes_down for one in reports],
         }
 
-    def check(self, reference: str = "cpu", launcher: Sequence[str] = ()) -> Dict[str, Any]:
+    def check_results(self, reference: str = "cpu", launcher: Sequence[str] = ()) -> Dict[str, Any]:
         """Compare the results that were kept with the robot's own, or with those of plain CUDA.
 
         Args:
@@ -135,50 +139,50 @@ class Robot:
         """
         equal, worst = 0, 0.0
         plain = CudaReference(launcher) if reference == "cuda" else None
-        for tensor, outputs in self.kept:
-            own = self.module.run([tensor], Mode.LOCAL)[0] if plain is None else plain.outputs(self.model, tensor)
-            equal += all(torch.equal(one, other) for one, other in zip(outputs, own))
-            for one, other in zip(outputs, own):
-                worst = max(worst, difference(one, other))
+        for tensor, outputs in self.retained:
+            expected = self.module.run([tensor], Mode.LOCAL)[0] if plain is None else plain.outputs(self.model, tensor)
+            equal += all(torch.equal(one, other) for one, other in zip(outputs, expected))
+            for one, other in zip(outputs, expected):
+                worst = max(worst, largest_difference(one, other))
         if plain is not None:
             plain.close()
-        return {"checked": len(self.kept), "equal": equal, "difference": worst}
+        return {"checked": len(self.retained), "equal": equal, "difference": worst}
 
-    def frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
-        """Seconds, the mode that ran, why not another, and what was decided."""
-        began, reason = time.monotonic(), ""
-        asked = Mode(mode) if mode != AUTO else Mode.LOCAL
+    def run_frame(self, mode: str, tensor: torch.Tensor) -> Tuple[float, str, str, str]:
+        """Run a frame; return seconds, the mode that ran, why not another, and the decision."""
+        started_at, reason = time.monotonic(), ""
+        requested = Mode(mode) if mode != AUTO else Mode.LOCAL
         if mode == AUTO:
             decision = self.policy.decide(self.module.situation([tensor]))
-            asked, reason = decision.mode, decision.reason
-        _, report = self.module.run([tensor], asked)
-        return time.monotonic() - began, report.mode.value, report.fallback_reason, reason
+            requested, reason = decision.mode, decision.reason
+        _, report = self.module.run([tensor], requested)
+        return time.monotonic() - started_at, report.mode.value, report.fallback_reason, reason
 
-    def rounds(self, rounds: int) -> Dict[str, Any]:
+    def run_rounds(self, rounds: int) -> Dict[str, Any]:
         """One frame in each mode and one by ``auto``, on the same picture; who begins changes."""
-        self.ready()
+        self.prepare_modes()
         names = [*(mode.value for mode in self.modes), AUTO]
-        found: List[Dict[str, Any]] = []
+        rows: List[Dict[str, Any]] = []
         orders = itertools.cycle(itertools.permutations(names))
         for order in itertools.islice(orders, 0, None, 7):  # neighbours differ
             tensor = next(self.inputs)
-            found.append({name: self.frame(name, tensor) for name in order})
-            if len(found) == rounds:
+            rows.append({name: self.run_frame(name, tensor) for name in order})
+            if len(rows) == rounds:
                 break
-        return {"rounds": found, "lacks": self.lacks, "plan": self.plan(tensor), "load": os.getloadavg()[0]}
+        return {"rounds": rows, "lacks": self.lacks, "plan": self.describe_plan(tensor), "load": os.getloadavg()[0]}
 
-    def answer(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+    def answer_request(self, request: Dict[str, Any]) -> Dict[str, Any]:
         """See the module."""
-        if "prepare" in asked:
-            return {"lacks": self.ready([Mode.LOCAL, Mode(asked["prepare"])])}
-        if "hold" in asked:
-            return self.hold(asked["hold"], asked["seconds"])
-        if "costs" in asked:
-            return self.costs(asked["costs"])
-        return self.check(**asked["check"]) if "check" in asked else self.rounds(**asked)
+        if "prepare" in request:
+            return {"lacks": self.prepare_modes([Mode.LOCAL, Mode(request["prepare"])])}
+        if "hold" in request:
+            return self.run_mode(request["hold"], request["seconds"])
+        if "costs" in request:
+            return self.measure_costs(request["costs"])
+        return self.check_results(**request["check"]) if "check" in request else self.run_rounds(**request)
 
-    def plan(self, tensor: torch.Tensor) -> str:
-        """What mode ``split`` does at the bandwidth of now."""
+    def describe_plan(self, tensor: torch.Tensor) -> str:
+        """Describe the plan of mode ``split`` at the current bandwidth."""
         runner = self.module.runners.by_mode.get(Mode.SPLIT)
         planned = runner.planned([tensor]) if isinstance(runner, SplitRunner) else None
         if planned is None or not isinstance(runner, SplitRunner):
@@ -186,7 +190,7 @@ class Robot:
         return describe_plan(planned.plans[planned.plan_in_use(runner._read_bandwidth())].plan)
 
 
-def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference as a share of the largest value of ``other``; of other shapes 1: all of it."""
     if one.shape != other.shape:
         return 1.0
@@ -209,7 +213,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         client.start()
         client.wait_ready(60.0)
         for line in sys.stdin:
-            print(json.dumps(robot.answer(json.loads(line))), file=out, flush=True)
+            print(json.dumps(robot.answer_request(json.loads(line))), file=out, flush=True)
     return 0
 
 

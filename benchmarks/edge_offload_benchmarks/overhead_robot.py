@@ -32,23 +32,23 @@ OPEN_S = 300.0
 Way = Callable[[], Tuple[torch.Tensor, ...]]
 
 
-def rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
-    """Seconds of each way, each after ``lead`` untimed ones of its kind; who goes first, and behind whom, changes."""
+def time_rounds(ways: Sequence[Way], count: int, lead: int) -> List[List[float]]:
+    """Time each way, each after ``lead`` untimed ones of its kind; order and predecessor vary."""
     for _ in range(WARM):
         for way in ways:
             way()
-    found: List[List[float]] = [[] for _ in ways]
+    seconds: List[List[float]] = [[] for _ in ways]
     for order in itertools.islice(itertools.cycle(itertools.permutations(range(len(ways)))), count):
         for which in order:
             for _ in range(lead):
                 ways[which]()
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             ways[which]()
-            found[which].append(time.perf_counter() - began)
-    return found
+            seconds[which].append(time.perf_counter() - started_at)
+    return seconds
 
 
-def learn(recorder: Any, infer: Way) -> None:
+def learn_split(recorder: Any, infer: Way) -> None:
     """Infer until the split of the inference is open, with a device-only plan.
 
     Raises:
@@ -74,43 +74,43 @@ def main() -> int:
     frame = read_frames(sample_video(), [0])[0]
     network, inputs = build_module(model, {}, frame)
 
-    def tensors(found: Any) -> Tuple[torch.Tensor, ...]:
-        return tuple(item.cpu() for item in (found if isinstance(found, (tuple, list)) else (found,)))
+    def to_host(outputs: Any) -> Tuple[torch.Tensor, ...]:
+        return tuple(item.cpu() for item in (outputs if isinstance(outputs, (tuple, list)) else (outputs,)))
 
-    def plain(of: Any) -> Tuple[torch.Tensor, ...]:
+    def run_plain(of: Any) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(of(*inputs))
+            return to_host(of(*inputs))
 
     # two of them: where the weights lie makes a difference of its own
-    plain_ways: List[Way] = [functools.partial(plain, of) for of in (network, copy.deepcopy(network))]
+    plain_ways: List[Way] = [functools.partial(run_plain, of) for of in (network, copy.deepcopy(network))]
 
     device = current_installation()
     assert device is not None
-    there = registry.build_module(model).to("cuda")
+    on_device = registry.build_module(model).to("cuda")
 
-    def virtual() -> Tuple[torch.Tensor, ...]:
+    def run_virtual() -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
-            return tensors(there(*(tensor.to("cuda") for tensor in inputs)))
+            return to_host(on_device(*(tensor.to("cuda") for tensor in inputs)))
 
-    for mine, theirs in zip(plain_ways[0](), virtual()):
+    for mine, theirs in zip(plain_ways[0](), run_virtual()):
         assert torch.equal(mine, theirs)
     before = device.native.counters()["calls"]
-    virtual()
+    run_virtual()
     operators = device.native.counters()["calls"] - before
     if device.recorder.mode is Mode.LOCAL:
-        found = {"local": rounds([*plain_ways, virtual], count, lead)}
+        seconds = {"local": time_rounds([*plain_ways, run_virtual], count, lead)}
     else:
-        found = {}
+        seconds = {}
         if "split" in ways:
-            learn(device.recorder, virtual)
-            found["split"] = rounds([*plain_ways, virtual], count, lead)
+            learn_split(device.recorder, run_virtual)
+            seconds["split"] = time_rounds([*plain_ways, run_virtual], count, lead)
         if "module" in ways:
             with Client(address, keys=KeyStore(keys)) as client:
                 client.wait_ready(30.0)
-                found["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
+                seconds["module"] = by_module(model, network, inputs, client, plain_ways, count, lead)
         assert device.recorder.strategy.splits.inferences == 0
         device.recorder.strategy.close()
-    print(json.dumps({"operators": operators, "seconds": found}), file=out, flush=True)
+    print(json.dumps({"operators": operators, "seconds": seconds}), file=out, flush=True)
     return 0
 
 
@@ -134,14 +134,14 @@ def by_module(
     module.add_runner(runner)
     wait_open(module, Mode.SPLIT, inputs, OPEN_S)
 
-    def split() -> Tuple[torch.Tensor, ...]:
+    def run_split() -> Tuple[torch.Tensor, ...]:
         outputs, report = module.run(inputs, Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 
-    found = rounds([*plain, split], count, lead)
+    seconds = time_rounds([*plain, run_split], count, lead)
     module.close()
-    return found
+    return seconds
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ TOPICS = (*RESULTS.values(), "/offload/drop", "/offload/turn_taken")
 AROUND_S, ENDS_S = 150.0, 20.0
 
 
-def patrol(seconds: float, port: int = 11951) -> Dict[str, Dict[str, Any]]:
-    """Run it for so many seconds of results: by task, what :func:`read` says.
+def run_patrol(seconds: float, port: int = 11951) -> Dict[str, Dict[str, Any]]:
+    """Run it for so many seconds of results: by task, the summary of :func:`read_messages`.
 
     Raises:
         RemoteError: it told nothing of a task.
@@ -49,11 +49,11 @@ def patrol(seconds: float, port: int = 11951) -> Dict[str, Dict[str, Any]]:
         import rosbag
 
         with rosbag.Bag(str(bag)) as opened:
-            return read((topic, message, when.to_nsec()) for topic, message, when in opened.read_messages())
+            return read_messages((topic, message, when.to_nsec()) for topic, message, when in opened.read_messages())
 
 
-def read(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
-    """By task, of topics, messages and when they came (ns): results by origin, age of what was shown, turns, drops.
+def read_messages(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
+    """Summarise topics, messages and arrivals (ns) by task: results by origin, age, turns and drops.
 
     Raises:
         RemoteError: nothing came of a task.
@@ -61,7 +61,7 @@ def read(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
     stale: Dict[str, List[float]] = {task: [] for task in RESULTS}
     origins: Dict[str, Counter[str]] = {task: Counter() for task in RESULTS}
     drops: Dict[str, List[Tuple[float, float]]] = {task: [] for task in RESULTS}
-    took: Dict[str, List[float]] = {task: [] for task in RESULTS}
+    turn_s: Dict[str, List[float]] = {task: [] for task in RESULTS}
     stamps: List[int] = []
     for topic, message, when in messages:
         stamp = message.header.stamp.to_nsec()
@@ -73,24 +73,24 @@ def read(messages: Iterable[Tuple[str, Any, int]]) -> Dict[str, Dict[str, Any]]:
                 stale[task].append((stamp - message.result.seen.to_nsec()) / 1e9)
         elif topic == "/offload/drop" and message.task in drops:
             drops[message.task].append((message.drop, message.staleness.to_sec()))
-        elif topic == "/offload/turn_taken" and message.state == message.ENDED and message.task in took:
-            took[message.task].append((when - stamp) / 1e9)
+        elif topic == "/offload/turn_taken" and message.state == message.ENDED and message.task in turn_s:
+            turn_s[message.task].append((when - stamp) / 1e9)
     lasted = (max(stamps, default=0) - min(stamps, default=0)) / 1e9
-    found = {}
+    by_task = {}
     for task in RESULTS:
-        if not stale[task] or not drops[task] or not took[task] or lasted <= 0:
+        if not stale[task] or not drops[task] or not turn_s[task] or lasted <= 0:
             raise RemoteError(f"patrol.launch: nothing was carried of the task {task}")
-        found[task] = {
+        by_task[task] = {
             "results_by_origin": dict(origins[task].most_common()),
-            "stale_s": _mean(stale[task]),
-            "turns_per_s": len(took[task]) / lasted,
-            "latency_s": _mean(took[task]),
+            "stale_s": _mean_or_nan(stale[task]),
+            "turns_per_s": len(turn_s[task]) / lasted,
+            "latency_s": _mean_or_nan(turn_s[task]),
             "compared": len(drops[task]),
-            "drop": _mean([drop for drop, _ in drops[task]]),
-            "drop_stale_s": _mean([age for _, age in drops[task]]),
+            "drop": _mean_or_nan([drop for drop, _ in drops[task]]),
+            "drop_stale_s": _mean_or_nan([age for _, age in drops[task]]),
         }
-    return found
+    return by_task
 
 
-def _mean(values: List[float]) -> float:
+def _mean_or_nan(values: List[float]) -> float:
     return sum(values) / len(values)

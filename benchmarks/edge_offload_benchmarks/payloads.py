@@ -22,7 +22,7 @@ _BAND = 2  # voxels of height per class of the label grid
 _REACH = 3.0  # voxels: how far the completed label grid extends what was measured
 
 
-def resized(frame: Array, width: int, height: int) -> Array:
+def resize_frame(frame: Array, width: int, height: int) -> Array:
     """``frame`` at another size, bilinear."""
     import cv2
 
@@ -37,9 +37,9 @@ def with_noise(frame: Array, sigma: float, seed: int) -> Array:
     return noisy
 
 
-def normalised(frame: Array, side: int = 224) -> Array:
+def normalise_frame(frame: Array, side: int = 224) -> Array:
     """float32 [1, 3, side, side], RGB, by ImageNet's mean and standard deviation: what a torchvision network is fed."""
-    image = resized(frame, side, side)[..., ::-1].astype(np.float32) / 255
+    image = resize_frame(frame, side, side)[..., ::-1].astype(np.float32) / 255
     return np.ascontiguousarray(((image - IMAGENET_MEAN) / IMAGENET_STD).transpose(2, 0, 1)[None])
 
 
@@ -58,23 +58,23 @@ def read_scan(path: pathlib.Path) -> Array:
     return data.reshape(-1, 4)
 
 
-def _voxels(scan: Array) -> Tuple[Array, Array]:
+def _voxels_of(scan: Array) -> Tuple[Array, Array]:
     """Voxel of every point in the grid, int [n, 3], and the points' reflectance [n]."""
     index = np.floor((scan[:, :3] - np.array(ORIGIN_M)) / VOXEL_M).astype(int)
     inside = ((index >= 0) & (index < GRID)).all(axis=1)
     return index[inside], scan[inside, 3]
 
 
-def occupancy(scan: Array) -> Array:
+def make_occupancy(scan: Array) -> Array:
     """uint8 [256, 256, 32]: 1 where a point fell."""
     grid = np.zeros(GRID, np.uint8)
-    grid[tuple(_voxels(scan)[0].T)] = 1
+    grid[tuple(_voxels_of(scan)[0].T)] = 1
     return grid
 
 
 def measured_labels(scan: Array) -> Array:
     """uint8 [256, 256, 32] of 0..19: occupied voxels labelled by height band and reflectance, the rest 0."""
-    index, reflectance = _voxels(scan)
+    index, reflectance = _voxels_of(scan)
     band = np.minimum(index[:, 2] // _BAND, 5)
     shade = np.digitize(reflectance, [0.15, 0.35])
     grid = np.zeros(GRID, np.uint8)

@@ -16,7 +16,7 @@ from edge_offload_training.evaluation import Truth
 
 
 def read_identities(path: pathlib.Path) -> Dict[int, List[int]]:
-    """Who the labelled people of each frame are, in the file's order; empty if the file does not say.
+    """Read the identities of the labelled people of each frame, in the file's order; empty if there are none.
 
     Raises:
         BadInput: somebody is there twice in a frame, or only some of the people have an identity.
@@ -25,7 +25,7 @@ def read_identities(path: pathlib.Path) -> Dict[int, List[int]]:
     named = [person.get("id") for frame in frames for person in frame["people"]]
     if all(identity is None for identity in named):
         return {}
-    found = {}
+    identities = {}
     for frame in frames:
         ids = [person.get("id") for person in frame["people"]]
         if not all(isinstance(identity, int) for identity in ids) or len(set(ids)) < len(ids):
@@ -33,12 +33,12 @@ def read_identities(path: pathlib.Path) -> Dict[int, List[int]]:
                 f"labels {path}, frame {frame['frame']}: the identities are {ids}",
                 remedy="give every person a number, each once in a frame",
             )
-        found[int(frame["frame"])] = ids
-    return found
+        identities[int(frame["frame"])] = ids
+    return identities
 
 
 def tracking_figures(
-    found: Sequence[People],
+    people_by_frame: Sequence[People],
     numbers: Sequence[int],
     truths: Dict[int, Truth],
     identities: Dict[int, List[int]],
@@ -48,8 +48,8 @@ def tracking_figures(
     """CLEAR MOT figures of the tracker with its defaults: it sees every frame and is scored on the labelled ones.
 
     Args:
-        found: finds of a network, one per frame of ``numbers``; weaker ones than ``score`` are left out, as the
-            network's own threshold would.
+        people_by_frame: finds of a network, one per frame of ``numbers``. Those below ``score`` are left out, as by the
+            network's own threshold.
         numbers: of the frames.
         truths: labelled people, by frame number; those labelled as partly hidden count neither way.
         identities: who the labelled people are, by frame number.
@@ -57,7 +57,7 @@ def tracking_figures(
         frames_per_s: of the video.
     """
     tracker, quality = Tracker(), TrackingScore()
-    for number, people in zip(numbers, found):
+    for number, people in zip(numbers, people_by_frame):
         seen = people.select(np.flatnonzero(people.scores >= score))
         tracks = tracker.update(seen, number / frames_per_s)
         if number not in identities:

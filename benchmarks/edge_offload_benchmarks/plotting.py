@@ -10,7 +10,7 @@ from edge_offload.errors import BadInput
 
 
 @contextlib.contextmanager
-def panels(path: pathlib.Path, down: int, across: int, size: Tuple[float, float], dpi: int = 110) -> Iterator[Any]:
+def open_panels(path: pathlib.Path, down: int, across: int, size: Tuple[float, float], dpi: int = 110) -> Iterator[Any]:
     """Axes [down, across] of a figure of ``size`` inches, which is written to ``path`` at the end.
 
     Raises:

@@ -57,15 +57,15 @@ class Kind:
 KINDS = (Kind("kapao_vtest", 1.0), Kind("movenet", 0.1), Kind("resnet50", 0.1, False))
 
 
-def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[Dict[str, Any]]:
-    """One row for each network, with so many frames of the first one; ``keep`` gets all so far, after each."""
+def measure_networks(frames: int, save: Callable[[List[Dict[str, Any]]], None]) -> List[Dict[str, Any]]:
+    """One row for each network, with so many frames of the first one; ``save`` gets all so far, after each."""
     pin(threads=1)
     rows = []
     with Pool(store_mb=256) as pool:
         for gpu, count in GPUS.items():
-            pool.join(gpu, "--gpus", str(count), "--device", "cpu")
+            pool.join_pool(gpu, "--gpus", str(count), "--device", "cpu")
         for kind in KINDS:
-            row = _run(pool, kind, max(1, round(kind.share * frames)))
+            row = _run_network(pool, kind, max(1, round(kind.share * frames)))
             print(
                 f"{row['model']}: {row['stages']} stages, {row['frames']} frames, {row['remote']} by the pool, "
                 f"{row['equal_local']} bit-equal to the robot's, {row['equal_server']} to an undivided server's; "
@@ -73,46 +73,53 @@ def networks(frames: int, keep: Callable[[List[Dict[str, Any]]], None]) -> List[
                 flush=True,
             )
             rows.append(row)
-            keep(rows)
+            save(rows)
     return rows
 
 
-def _run(pool: Pool, kind: Kind, frames: int) -> Dict[str, Any]:
-    given = list(_inputs(kind, frames))
+def _run_network(pool: Pool, kind: Kind, frames: int) -> Dict[str, Any]:
+    given = list(_make_inputs(kind, frames))
     spec = given[0][0]
-    slo_s = _profile(pool, kind.name, f"{str(spec.dtype).split('.')[-1]}[{','.join(map(str, spec.shape))}]")
+    slo_s = _write_profile(pool, kind.name, f"{str(spec.dtype).split('.')[-1]}[{','.join(map(str, spec.shape))}]")
     with contextlib.ExitStack() as stack:
         keys = stack.enter_context(tempfile.TemporaryDirectory())
         options = ("--keys", keys, "--device", "cpu")
         plain = stack.enter_context(Server(*options, environment=ONE_THREAD))
         divided = stack.enter_context(Server(*options, *pool.server_options(kind.name, slo_s), environment=ONE_THREAD))
         divided.wait_line("listening on ")
-        told = pool.wait_workers(GPUS, START_S)
-        by_pool, undivided = (_robot(stack, kind.name, server, keys) for server in (divided, plain))
-        _open(by_pool, spec, "eager pool")
-        _open(undivided, spec, "eager")
+        status = pool.wait_workers(GPUS, START_S)
+        by_pool, undivided = (_make_robot(stack, kind.name, server, keys) for server in (divided, plain))
+        _wait_open(by_pool, spec, "eager pool")
+        _wait_open(undivided, spec, "eager")
         row: Dict[str, Any] = {
-            "model": kind.name, "stages": max(_stages(told)), "blocks": [stage["blocks"] for stage in told["stages"]],
-            "classes": [stage["class"] for stage in told["stages"]], "frames": frames, "remote": 0, "equal_local": 0,
-            "equal_server": 0, "people": 0, "people_equal": 0,
-        }  # fmt: skip
+            "model": kind.name,
+            "stages": max(_count_stages(status)),
+            "blocks": [stage["blocks"] for stage in status["stages"]],
+            "classes": [stage["class"] for stage in status["stages"]],
+            "frames": frames,
+            "remote": 0,
+            "equal_local": 0,
+            "equal_server": 0,
+            "people": 0,
+            "people_equal": 0,
+        }
         estimator = registry.build_estimator(kind.name) if kind.people else None
         for tensor, place in given:
             local, _ = by_pool.run(tensor, Mode.LOCAL)
-            whole, one = undivided.run(tensor, Mode.SERVER)
-            found, other = by_pool.run(tensor, Mode.SERVER)
+            undivided_outputs, one = undivided.run(tensor, Mode.SERVER)
+            pool_outputs, other = by_pool.run(tensor, Mode.SERVER)
             row["remote"] += (one.mode, other.mode) == (Mode.SERVER, Mode.SERVER)
-            row["equal_local"] += _equal(local, found)
-            row["equal_server"] += _equal(whole, found)
+            row["equal_local"] += _all_equal(local, pool_outputs)
+            row["equal_server"] += _all_equal(undivided_outputs, pool_outputs)
             if estimator is not None:
-                want, have = estimator.interpret(whole, place), estimator.interpret(found, place)
+                want, have = estimator.interpret(undivided_outputs, place), estimator.interpret(pool_outputs, place)
                 row["people"] += len(want.boxes)
                 same = want.boxes.shape == have.boxes.shape and np.array_equal(want.boxes, have.boxes)
                 row["people_equal"] += bool(same and np.array_equal(want.keypoints, have.keypoints))
     return row
 
 
-def _inputs(kind: Kind, frames: int) -> Iterator[Tuple[torch.Tensor, Any]]:
+def _make_inputs(kind: Kind, frames: int) -> Iterator[Tuple[torch.Tensor, Any]]:
     if kind.people:
         estimator = registry.build_estimator(kind.name)
         yield from (estimator.prepare(frame) for _, frame in Video(sample_video()).frames(frames))
@@ -121,23 +128,23 @@ def _inputs(kind: Kind, frames: int) -> Iterator[Tuple[torch.Tensor, Any]]:
     yield from ((torch.randn(1, 3, 224, 224, generator=source), None) for _ in range(frames))
 
 
-def _profile(pool: Pool, model: str, spec: str) -> float:
+def _write_profile(pool: Pool, model: str, spec: str) -> float:
     """Measure here, and say so of two classes; the deadline."""
     command = ["pool", "profile", model, "--input", spec, "--batches", "1", "--blocks", "9", "--class", "L4"]
     with Process(edge_offload(*command, "--device", "cpu", "--out", str(pool.profiles))) as measured:
         measured.wait_line("", START_S)
         if measured.end(START_S):
-            raise RemoteError(f"{model} was not profiled: {measured.said()[-300:]}")
-    known = profile.load_profiles(pool.profiles)
-    network = known[model]
+            raise RemoteError(f"{model} was not profiled: {measured.read_stderr()[-300:]}")
+    profiles = profile.load_profiles(pool.profiles)
+    network = profiles[model]
     taken = network.latency_s["L4"][1]
     third = 3 * np.arange(len(taken))[:, None] // len(taken)
     tables = {"L4": {1: taken * np.where(third == 1, GOOD, BAD)}, "P4": {1: taken * np.where(third == 1, BAD, GOOD)}}
-    profile.save_profiles(pool.profiles, {**known, model: profile.BlockProfile(model, tables, network.cut_bytes)})
+    profile.save_profiles(pool.profiles, {**profiles, model: profile.BlockProfile(model, tables, network.cut_bytes)})
     return DEADLINE * min(float(table[1][:, 0].sum()) for table in tables.values())
 
 
-def _robot(stack: contextlib.ExitStack, model: str, server: Server, keys: str) -> OffloadedModule:
+def _make_robot(stack: contextlib.ExitStack, model: str, server: Server, keys: str) -> OffloadedModule:
     client = stack.enter_context(Client(server.address, keys=KeyStore(pathlib.Path(keys))))
     client.wait_ready(60.0)
     robot = OffloadedModule(model, registry.build_module(model), client, hedging=False, device="cpu", patience=PATIENT)
@@ -145,7 +152,7 @@ def _robot(stack: contextlib.ExitStack, model: str, server: Server, keys: str) -
     return robot
 
 
-def _open(robot: OffloadedModule, tensor: torch.Tensor, engine: str) -> None:
+def _wait_open(robot: OffloadedModule, tensor: torch.Tensor, engine: str) -> None:
     """Until frames are computed there."""
     ends = time.monotonic() + START_S
     while True:
@@ -157,15 +164,15 @@ def _open(robot: OffloadedModule, tensor: torch.Tensor, engine: str) -> None:
         time.sleep(0.05)
 
 
-def _stages(told: Dict[str, Any]) -> List[int]:
-    """Of each pipeline: the stages that a status lists are in order."""
-    found: List[int] = []
-    for stage in told["stages"]:
+def _count_stages(status: Dict[str, Any]) -> List[int]:
+    """Count the stages of each pipeline, which a status lists in order."""
+    counts: List[int] = []
+    for stage in status["stages"]:
         if stage["blocks"][0] == 0:
-            found.append(0)
-        found[-1] += 1
-    return found
+            counts.append(0)
+        counts[-1] += 1
+    return counts
 
 
-def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+def _all_equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))

@@ -27,7 +27,7 @@ from edge_offload.server.pool.plan import PoolPlan
 from edge_offload.server.pool.profile import dilate_network
 from edge_offload.server.pool.settings import PoolSettings
 from edge_offload_benchmarks.chaos.robot import MODEL
-from edge_offload_benchmarks.processes import Process, Server, introduced
+from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
 if TYPE_CHECKING:
     from edge_offload.server.pool.profile import BlockProfile
@@ -39,7 +39,7 @@ ROBOTS = 16
 #: Largest share of the shortest stage that a stage may cost beyond its time.
 SHARE = 0.02
 #: Requests, a quarter as often as the plan serves, from which the cost is taken.
-ALONE = 40
+SINGLE_FRAMES = 40
 START_S = 180.0
 #: Frames a second from which a frame's cost is taken, and at which it is told beside.
 SELDOM, OFTEN = 20, 100
@@ -47,7 +47,7 @@ SELDOM, OFTEN = 20, 100
 LOST_S = 60.0
 
 
-def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float, load: float, seconds: float,
+def measure_pool(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float, load: float, seconds: float,
             seed: int) -> Dict[str, Any]:  # fmt: skip
     """The record of one run.
 
@@ -62,16 +62,16 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
     """
     from edge_offload_benchmarks.pool_rig import Pool
 
-    known = profile.load_profiles(folder)
-    if name not in known or any(gpu not in known[name].latency_s for gpu in gpus):
+    profiles = profile.load_profiles(folder)
+    if name not in profiles or any(gpu not in profiles[name].latency_s for gpu in gpus):
         raise BadInput(f"{folder} has no {name or 'network'} on {', '.join(gpus)}", remedy="say --network NAME")
-    network = known[name]
+    network = profiles[name]
     fastest_s = min(float(shares[1][:, 0].sum()) for shares in network.latency_s.values())
     with Pool(store_mb=512) as pool:
         served = emulated_profile(pool, network)
         while True:
             slo_s = 5 * fastest_s * times
-            plan, cluster = _plan(dilate_network(served, times), gpus, slo_s, times)
+            plan, cluster = _make_plan(dilate_network(served, times), gpus, slo_s, times)
             shortest_s = min(
                 float(stage_s[stage.batch - 1])
                 for one in plan.pipelines for stage in one.stages
@@ -79,24 +79,24 @@ def measure(folder: pathlib.Path, name: str, gpus: Dict[str, int], times: float,
                 for stage_s in [dilated.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)]
             )  # fmt: skip
             for gpu, count in gpus.items():
-                pool.join(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
+                pool.join_pool(gpu, "--gpus", str(count), "--emulated", str(pool.profiles), "--times", repr(times))
             emulated = dilate_network(served, times)
-            found = _serve(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
+            outcome = _measure_server(pool, gpus, slo_s, plan, cluster, emulated, load, seconds, seed, shortest_s)
             print(
-                f"overhead {1e3 * found['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
-                f"{times:.0f} times: {100 * found['overhead_s'] / shortest_s:.1f} %", flush=True,
+                f"overhead {1e3 * outcome['overhead_s']:.1f} ms a stage; shortest stage {1e3 * shortest_s:.0f} ms at "
+                f"{times:.0f} times: {100 * outcome['overhead_s'] / shortest_s:.1f} %", flush=True,
             )  # fmt: skip
-            if "served" in found:
+            if "served" in outcome:
                 return {
                     "network": name, "gpus": gpus, "emulated": True, "times": times, "slo_s": slo_s, "load": load,
-                    "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **found,
+                    "seconds": seconds, "rate": plan.objective, "shortest_stage_s": shortest_s, **outcome,
                 }  # fmt: skip
-            times = math.ceil(1.2 * times * found["overhead_s"] / (SHARE * shortest_s))
-            pool.leave()
+            times = math.ceil(1.2 * times * outcome["overhead_s"] / (SHARE * shortest_s))
+            pool.end_members()
 
 
-def costs(seconds: float) -> Dict[str, Any]:
-    """What head and two members take while nothing happens, and what a frame through two stages takes.
+def measure_costs(seconds: float) -> Dict[str, Any]:
+    """Measure what head and two members cost when idle, and what a frame through two stages costs.
 
     Emulated members that sleep for a millisecond and pass 250 kB; processor time is of all processes but the robots'.
     Frames come 20 times a second; what the same processes take in the same time without frames is told beside, and what
@@ -108,55 +108,57 @@ def costs(seconds: float) -> Dict[str, Any]:
         good, bad = np.array([[1e-3], [1e-1]]), np.array([[1e-1], [1e-3]])
         emulated_profile(pool, profile.BlockProfile(MODEL, {"L4": {1: good}, "P4": {1: bad}}, np.array([250e3])))
         for gpu in ("L4", "P4"):
-            pool.join(gpu, "--emulated", str(pool.profiles))
+            pool.join_pool(gpu, "--emulated", str(pool.profiles))
         time.sleep(5.0)  # they have begun
-        before = pool.usage([])
+        before = pool.measure_usage([])
         time.sleep(seconds)
-        idle = pool.usage([])
+        idle = pool.measure_usage([])
         root = pool.root / "keys"
-        public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(ROBOTS)])
         options = ["--keys", str(root / "server"), "--allow", MODEL, *pool.server_options(MODEL, 1.0)]
         with Server(*options) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
-            told = pool.wait_workers({"L4": 1, "P4": 1}, START_S)
-            if len(told["stages"]) != 2:
-                raise BadInput(f"the plan has {len(told['stages'])} stages instead of two")
+            status = pool.wait_workers({"L4": 1, "P4": 1}, START_S)
+            if len(status["stages"]) != 2:
+                raise BadInput(f"the plan has {len(status['stages'])} stages instead of two")
             command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
             with Process(command) as robots:
                 at_s, often_s = ([number / rate for number in range(round(rate * seconds))] for rate in (SELDOM, OFTEN))
-                robots.ask({"at": at_s[:40]}, LOST_S)
+                robots.request_answer({"at": at_s[:40]}, LOST_S)
                 first = pool.cpu_by(server)
                 time.sleep(seconds)
                 still = pool.cpu_by(server)
-                answer = robots.ask({"at": at_s}, seconds + LOST_S)
+                answer = robots.request_answer({"at": at_s}, seconds + LOST_S)
                 last = pool.cpu_by(server)
-                often = robots.ask({"at": often_s}, seconds + LOST_S)
+                often = robots.request_answer({"at": often_s}, seconds + LOST_S)
                 end = pool.cpu_by(server)
                 robots.end()
-    often_took_s = [took for took in often["took_s"] if took is not None]
-    took_s = [took for took in answer["took_s"] if took is not None]
+    frequent_s = [latency_s for latency_s in often["took_s"] if latency_s is not None]
+    answered_s = [each for each in answer["took_s"] if each is not None]
     without_s = sum(still.values()) - sum(first.values())
     all_s = sum(last.values()) - sum(still.values())
     return {
         "emulated": True,
         "idle_bytes": idle["memory"],
         "idle_cores": (idle["cpu_s"] - before["cpu_s"]) / seconds,
-        "frame_cpu_s": (all_s - without_s) / max(len(took_s), 1),
-        "frame_cpu_by_s": {name: (last[name] - 2 * still[name] + first[name]) / max(len(took_s), 1) for name in last},
-        "frame_cpu_all_s": all_s / max(len(took_s), 1),
+        "frame_cpu_s": (all_s - without_s) / max(len(answered_s), 1),
+        "frame_cpu_by_s": {
+            name: (last[name] - 2 * still[name] + first[name]) / max(len(answered_s), 1) for name in last
+        },
+        "frame_cpu_all_s": all_s / max(len(answered_s), 1),
         "without_frames_cores": without_s / seconds,
         "frames": len(at_s),
-        "answered": len(took_s),
-        "p50_s": statistics.median(took_s),
+        "answered": len(answered_s),
+        "p50_s": statistics.median(answered_s),
         "often": {
             "per_s": OFTEN,
             "frames": len(often_s),
-            "answered": len(often_took_s),
+            "answered": len(frequent_s),
             "frame_cpu_by_s": {
-                name: (end[name] - last[name] - still[name] + first[name]) / max(len(often_took_s), 1) for name in end
+                name: (end[name] - last[name] - still[name] + first[name]) / max(len(frequent_s), 1) for name in end
             },
-            "p50_s": statistics.median(often_took_s),
+            "p50_s": statistics.median(frequent_s),
         },
     }
 
@@ -169,52 +171,64 @@ def emulated_profile(pool: Pool, network: BlockProfile) -> BlockProfile:
     return profile.load_profiles(pool.profiles)[MODEL]
 
 
-def _plan(network: BlockProfile, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[PoolPlan, Cluster]:
-    """As the driver makes it, of the settings that a server has."""
+def _make_plan(network: BlockProfile, gpus: Dict[str, int], slo_s: float, times: float) -> Tuple[PoolPlan, Cluster]:
+    """Make the driver's plan from the settings of a server."""
     settings = PoolSettings("", "", "", slo_s, "", "")
     cluster = Cluster(gpus, settings.bandwidth * 1e9 / 8 / times, dict(gpus), settings.link_share)
     return plan_steady([Demand(network, slo_s)], cluster, settings.margin, settings.partitions), cluster
 
 
-def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, cluster: Cluster, network: BlockProfile,
-           load: float, seconds: float, seed: int, shortest_s: float) -> Dict[str, Any]:  # fmt: skip
+def _measure_server(
+    pool: Pool,
+    gpus: Dict[str, int],
+    slo_s: float,
+    plan: PoolPlan,
+    cluster: Cluster,
+    network: BlockProfile,
+    load: float,
+    seconds: float,
+    seed: int,
+    shortest_s: float,
+) -> Dict[str, Any]:
     """A server in front of the pool: the cost, and if that is small enough, the load."""
     root = pool.root / f"keys{len(list(pool.root.iterdir()))}"
-    public, stores = introduced(root, [f"robot{number}" for number in range(ROBOTS)])
+    public, stores = introduce_robots(root, [f"robot{number}" for number in range(ROBOTS)])
     options = ["--keys", str(root / "server"), "--allow", MODEL, "--queue", "1024", *pool.server_options(MODEL, slo_s)]
     with Server(*options) as server:
         for store in stores.values():
             store.trust_server(server.address, public)
-        told = pool.wait_workers(gpus, START_S)
-        if abs(told["rate"] / plan.objective - 1) > 1e-6:
-            raise BadInput(f"the driver's plan serves {told['rate']:.3f} /s, the simulator's {plan.objective:.3f}")
+        status = pool.wait_workers(gpus, START_S)
+        if abs(status["rate"] / plan.objective - 1) > 1e-6:
+            raise BadInput(f"the driver's plan serves {status['rate']:.3f} /s, the simulator's {plan.objective:.3f}")
         command = [sys.executable, "-m", "edge_offload_benchmarks.pool_real", server.address, str(root)]
         with Process(command) as robots:
             every_s = 4 / plan.objective
-            alone = robots.ask({"at": [number * every_s for number in range(ALONE)]}, ALONE * every_s + LOST_S)
+            single = robots.request_answer(
+                {"at": [number * every_s for number in range(SINGLE_FRAMES)]}, SINGLE_FRAMES * every_s + LOST_S
+            )
             stages = statistics.fmean(len(one.stages) for one in plan.pipelines)
             time.sleep(1.5)  # the driver tells once a second
-            first = pool.status()
-            overhead_s = first["late_s"]["mean"] + statistics.fmean(alone["beyond_s"]) / stages
-            found: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
+            first = pool.read_status()
+            overhead_s = first["late_s"]["mean"] + statistics.fmean(single["beyond_s"]) / stages
+            figures: Dict[str, Any] = {"overhead_s": overhead_s, "overhead_share": overhead_s / shortest_s}
             if overhead_s > SHARE * shortest_s:
-                return found
+                return figures
             arrivals = simulate.poisson_arrivals(plan.objective * load, seconds, np.random.default_rng(seed))
             outcome = simulate.simulate_load(plan, {MODEL: network}, cluster, {MODEL: slo_s}, {MODEL: arrivals})
-            answer = robots.ask({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
+            answer = robots.request_answer({"at": arrivals.tolist()}, seconds + slo_s + 2 * LOST_S)
             time.sleep(1.5)
-            last = pool.status()
+            last = pool.read_status()
             robots.end()
-    took_s = answer["took_s"]
+    latencies_s = answer["took_s"]
     return {
-        **found,
+        **figures,
         "requests": len(arrivals),
-        "served": statistics.fmean(took is not None and took <= slo_s for took in took_s),
+        "served": statistics.fmean(latency_s is not None and latency_s <= slo_s for latency_s in latencies_s),
         "simulated": outcome.attainment[MODEL],
-        "answered": sum(took is not None for took in took_s),
+        "answered": sum(each is not None for each in latencies_s),
         "refused": answer["refused"],
         "failed": answer["failed"],
-        "lost": len(took_s) - sum(took is not None for took in took_s) - answer["refused"] - answer["failed"],
+        "lost": len(latencies_s) - sum(took is not None for took in latencies_s) - answer["refused"] - answer["failed"],
         "reasons": answer["reasons"],
         "sent_late_s": answer["sent_late_s"],
         "late_s": last["late_s"],
@@ -223,41 +237,41 @@ def _serve(pool: Pool, gpus: Dict[str, int], slo_s: float, plan: PoolPlan, clust
     }
 
 
-def _load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
+def _send_load(at_s: List[float], clients: List[Any], handles: List[int], sent: Dict[str, Any], buffers: Any) -> Any:
     """Requests at these times; what came of them."""
-    took_s: List[Optional[float]] = [None] * len(at_s)
+    latencies_s: List[Optional[float]] = [None] * len(at_s)
     beyond_s: List[float] = []
     reasons: Counter[str] = Counter()
     late_s: List[float] = []
     futures: List[Any] = []
-    began = time.monotonic() + 0.2
+    started_at = time.monotonic() + 0.2
 
-    def done(future: Any, place: int, due: float) -> None:
+    def note_answer(future: Any, place: int, due: float) -> None:
         error = future.exception()
         if error is None:
-            took_s[place] = time.monotonic() - due
+            latencies_s[place] = time.monotonic() - due
             beyond_s.append(time.monotonic() - due - future.result().body["compute_s"])
         else:
             reasons[f"{type(error).__name__}: {error}"[:200]] += 1
 
     for place, at in enumerate(at_s):
-        due = began + at
+        due = started_at + at
         time.sleep(max(0.0, due - time.monotonic()))
         late_s.append(time.monotonic() - due)
         robot = place % ROBOTS
         body = {"handle": handles[robot], "inputs": [sent], "codec": "auto", "wait_s": None, "meta": {}}
         future = clients[robot].request("infer", body, buffers, timeout_s=LOST_S)
-        future.add_done_callback(functools.partial(done, place=place, due=due))
+        future.add_done_callback(functools.partial(note_answer, place=place, due=due))
         futures.append(future)
     wait(futures, LOST_S + 5.0)
     refused = sum(count for reason, count in reasons.items() if reason.startswith("Refused"))
     return {
-        "took_s": took_s, "beyond_s": beyond_s, "refused": refused, "failed": sum(reasons.values()) - refused,
+        "took_s": latencies_s, "beyond_s": beyond_s, "refused": refused, "failed": sum(reasons.values()) - refused,
         "reasons": dict(reasons), "sent_late_s": max(late_s, default=0.0),
     }  # fmt: skip
 
 
-def _robots(address: str, directory: str) -> None:
+def _run_robots(address: str, directory: str) -> None:
     """Robots in a process without torch: each line of standard input is a load, each line of output what came of it."""
     from edge_offload.link import codecs
     from edge_offload.link.security.keys import KeyStore
@@ -276,11 +290,11 @@ def _robots(address: str, directory: str) -> None:
         opened = client.request("open_model", {"name": MODEL, "inputs": [spec]}, timeout_s=LOST_S).result(LOST_S)
         handles.append(opened.body["handle"])
     for line in sys.stdin:
-        print(json.dumps(_load(json.loads(line)["at"], clients, handles, sent, coded.buffers)), flush=True)
+        print(json.dumps(_send_load(json.loads(line)["at"], clients, handles, sent, coded.buffers)), flush=True)
     assert "torch" not in sys.modules, "an emulated robot needs no torch"
     for client in clients:
         client.close()
 
 
 if __name__ == "__main__":
-    _robots(sys.argv[1], sys.argv[2])
+    _run_robots(sys.argv[1], sys.argv[2])

@@ -28,7 +28,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def robot_arguments(description: Optional[str]) -> argparse.ArgumentParser:
-    """What the process of a robot is told: its server, keys, model and slowdown."""
+    """Make the parser of a robot's process: its server, keys, model and slowdown."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--server", required=True)
     parser.add_argument("--keys", required=True)
@@ -43,7 +43,7 @@ def two_cores() -> Tuple[int, int]:
     return cores[0], cores[min(1, len(cores) - 1)]
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """This machine in a few words."""
     import platform
 
@@ -92,9 +92,9 @@ class Process:
             env={**os.environ, **(environment or {})},
             preexec_fn=with_parent(),
         )
-        wanted = set(cores)
-        if wanted:
-            os.sched_setaffinity(self.process.pid, wanted)  # before it has any thread but its first
+        core_set = set(cores)
+        if core_set:
+            os.sched_setaffinity(self.process.pid, core_set)  # before it has any thread but its first
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -120,17 +120,17 @@ class Process:
             LinkLost: it did not come; the message holds the end of what the process said.
         """
 
-        def found() -> Optional[str]:
+        def matching_line() -> Optional[str]:
             return next((line for line in self.lines if line.startswith(start)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: found() is not None or not self._reader.is_alive(), timeout_s)
-        line = found()
+            self._changed.wait_for(lambda: matching_line() is not None or not self._reader.is_alive(), timeout_s)
+        line = matching_line()
         if line is None:
-            raise LinkLost(f"the process did not start: {self.said()[-500:]}")
+            raise LinkLost(f"the process did not start: {self.read_stderr()[-500:]}")
         return line
 
-    def ask(self, request: Mapping[str, Any], timeout_s: Optional[float] = None) -> Dict[str, Any]:
+    def request_answer(self, request: Mapping[str, Any], timeout_s: Optional[float] = None) -> Dict[str, Any]:
         """Send a line of JSON and wait for its answer, the next line.
 
         Raises:
@@ -144,27 +144,27 @@ class Process:
         if len(self.lines) <= self._answered:
             if self._reader.is_alive():
                 raise RemoteError(f"the process hangs: no answer for {timeout_s} s")
-            raise RemoteError(f"the process ended with code {self.process.wait()}: {self.said()[-500:]}")
+            raise RemoteError(f"the process ended with code {self.process.wait()}: {self.read_stderr()[-500:]}")
         self._answered += 1
         answer: Dict[str, Any] = json.loads(self.lines[self._answered - 1])
         return answer
 
-    def said(self) -> str:
-        """What it wrote to standard error."""
+    def read_stderr(self) -> str:
+        """Return the standard error of the process."""
         self._log.seek(0)
         return self._log.read()
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Number of the process."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self.process.poll() is None
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
         if self.alive:
             self.process.send_signal(number)
@@ -222,11 +222,11 @@ class Server(Process):
 
     @property
     def address(self) -> str:
-        """Where it listens, once it does."""
+        """Address of the server, once it listens."""
         return self.wait_line("listening on ").split()[2]
 
 
-def introduced(root: pathlib.Path, names: Iterable[str]) -> Tuple[str, Dict[str, KeyStore]]:
+def introduce_robots(root: pathlib.Path, names: Iterable[str]) -> Tuple[str, Dict[str, KeyStore]]:
     """The public key of a server, whose store is ``root/server``, and the stores of robots that it trusts, by name."""
     from edge_offload.link.security.keys import KeyStore
 

@@ -36,16 +36,16 @@ def tensor_parallel(located: LocalityMap, share: float) -> SplitPlan:
 
     robot, server = decide_backward(located, decide)
     plan = complete_plan(located, robot, server)
-    whole: Dict[Tuple[int, Side], RowTransfer] = {}
+    complete: Dict[Tuple[int, Side], RowTransfer] = {}
     for index, operator in enumerate(located.sequence.operators):
         mine, other = robot.get(index, EMPTY), server.get(index, EMPTY)
         if mine[0] < mine[1] and other[0] < other[1] and operator.name.split(".", 1)[-1].startswith(LAYERS):
             for value in located.made_by[index]:
                 if value in located.axes:
-                    whole[value, Side.ROBOT] = RowTransfer(value, *mine, Side.ROBOT)
-                    whole[value, Side.SERVER] = RowTransfer(value, *other, Side.SERVER)
-    kept = [transfer for transfer in plan.transfers if (transfer.value, transfer.sender) not in whole]
-    transfers: List[RowTransfer] = [*kept, *whole.values()]
+                    complete[value, Side.ROBOT] = RowTransfer(value, *mine, Side.ROBOT)
+                    complete[value, Side.SERVER] = RowTransfer(value, *other, Side.SERVER)
+    retained = [transfer for transfer in plan.transfers if (transfer.value, transfer.sender) not in complete]
+    transfers: List[RowTransfer] = [*retained, *complete.values()]
     # a side has values in the order of the program, and sends in the order of the list
     transfers.sort(key=lambda transfer: (located.producer.get(transfer.value, -1), transfer.value, transfer.low))
     return check_plan(SplitPlan(plan.sequence, plan.axes, plan.robot, plan.server, tuple(transfers)), located)

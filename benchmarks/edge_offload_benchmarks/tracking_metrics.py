@@ -33,21 +33,21 @@ class TrackingScore:
         self._min_iou = min_iou
         self._accumulator = motmetrics.MOTAccumulator(auto_id=True)
 
-    def add(self, labelled: Mapping[int, Array], found: Mapping[int, Array], dont_care: Sequence[Array] = ()) -> None:
+    def add(self, labelled: Mapping[int, Array], tracks: Mapping[int, Array], dont_care: Sequence[Array] = ()) -> None:
         """Take in one frame.
 
         Args:
             labelled: boxes [4] by identity, x1 y1 x2 y2, px.
-            found: boxes [4] by number of the track, x1 y1 x2 y2, px.
+            tracks: boxes [4] by number of the track, x1 y1 x2 y2, px.
             dont_care: boxes [4] of people who need not be found; whoever is found there, and at nobody labelled, does
                 not count.
         """
-        ids = list(found)
-        overlap = iou_matrix(_stack(labelled.values()), _stack(found.values()))
-        aside = iou_matrix(_stack(dont_care), _stack(found.values()))
+        ids = list(tracks)
+        overlap = iou_matrix(_stack(labelled.values()), _stack(tracks.values()))
+        aside = iou_matrix(_stack(dont_care), _stack(tracks.values()))
         counts = ~(aside >= self._min_iou).any(axis=0) | (overlap >= self._min_iou).any(axis=0)
         distances = np.where(overlap >= self._min_iou, 1 - overlap, np.nan)[:, counts]
-        self._accumulator.update(list(labelled), [who for who, kept in zip(ids, counts) if kept], distances)
+        self._accumulator.update(list(labelled), [who for who, counted in zip(ids, counts) if counted], distances)
 
     def result(self) -> Dict[str, float]:
         """``frames``, ``people`` labelled, counts of errors, ``mota``, ``motp`` (mean overlap), ``idf1``.

@@ -12,7 +12,7 @@ from typing import Hashable, Tuple
 
 
 class Category(str, enum.Enum):
-    """What kind of call it is: the alphabet of the compact string that FastCheck compares."""
+    """Kind of a call: the alphabet of the compact string that FastCheck compares."""
 
     HTOD = "H"
     DTOH = "D"

@@ -52,25 +52,25 @@ class ContentDropEstimator(DropEstimator):
             BadInput: not such numbers; nothing is learnt from them.
         """
         check_comparison(now, stale_s, drop)
-        known = self._deviations(content, learn=True)
+        measured = self._deviations(content, learn=True)
         row = self._row(stale_s)
-        row[len(row) - len(known) :] = stale_s * known
+        row[len(row) - len(measured) :] = stale_s * measured
         self._learn(now, drop, row)
 
     def curve(self, now: float, content: Optional[Mapping[str, float]] = None) -> DropCurve:
-        """What is expected now, of content like this.
+        """Return the expected drops now, of content like this.
 
         Raises:
             BadInput: a feature that is no number.
         """
-        known = self._deviations(content)
+        measured = self._deviations(content)
         row = np.eye(len(self._state))[1]
-        row[len(row) - len(known) :] = known
+        row[len(row) - len(measured) :] = measured
         return self._curve(now, row)
 
     def _deviations(self, content: Optional[Mapping[str, float]], learn: bool = False) -> Array:
         """Return how far each feature is from its mean [features], in standard deviations; 0: unknown."""
-        found = np.zeros(len(self._features))
+        deviations = np.zeros(len(self._features))
         for place, name in enumerate(self._features):
             value = (content or {}).get(name)
             if value is None:
@@ -79,10 +79,10 @@ class ContentDropEstimator(DropEstimator):
                 raise BadInput(f"feature {name} is {value}", remedy="leave out what is not known")
             if learn:
                 gain = max(self._habits.mean_gain, 1 / (self._samples + 1))
-                apart = value - self._seen[place, 0]
-                self._seen[place, 0] += gain * apart
-                self._seen[place, 1] = (1 - gain) * (self._seen[place, 1] + gain * apart**2)
+                distance = value - self._seen[place, 0]
+                self._seen[place, 0] += gain * distance
+                self._seen[place, 1] = (1 - gain) * (self._seen[place, 1] + gain * distance**2)
             spread = math.sqrt(self._seen[place, 1])
             if spread > 1e-9:
-                found[place] = min(FARTHEST, max(-FARTHEST, (value - self._seen[place, 0]) / spread))
-        return found
+                deviations[place] = min(FARTHEST, max(-FARTHEST, (value - self._seen[place, 0]) / spread))
+        return deviations

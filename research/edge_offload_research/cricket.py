@@ -19,8 +19,8 @@ CACHED_QUERIES = ("cudaGetDevice", "cudaGetLastError")
 ROUND_TRIP_S = 2.6e-3
 
 
-def record(round_trip_s: float = ROUND_TRIP_S) -> Dict[str, Any]:
-    """What one inference costs in calls: Cricket (every call), semi-RRTO (queries cached), RRTO (copies only)."""
+def make_record(round_trip_s: float = ROUND_TRIP_S) -> Dict[str, Any]:
+    """Count one inference's calls: Cricket (every call), semi-RRTO (queries cached), RRTO (copies only)."""
     calls = sum(LOOP_INFERENCE.values())
     cached = calls - sum(LOOP_INFERENCE[name] for name in CACHED_QUERIES)
     copies = LOOP_INFERENCE["cudaMemcpyHtoD"] + LOOP_INFERENCE["cudaMemcpyDtoH"]

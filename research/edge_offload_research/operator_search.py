@@ -36,7 +36,7 @@ DEFAULT_REPEATS = 3
 
 @dataclass(frozen=True)
 class InferenceSequence:
-    """Where one inference lies in a log.
+    """Place of one inference in a log.
 
     Attributes:
         start: index of its first call, in its last complete occurrence but possibly one.
@@ -88,7 +88,7 @@ def operator_sequence_search(
     if not ends or not any(call.category is Category.HTOD for call in log):
         return None
     end = ends[-1]
-    boundaries = [index for index, starts_inference in _uploads(log, ends, end, steps) if starts_inference]
+    boundaries = [index for index, starts_inference in _list_uploads(log, ends, end, steps) if starts_inference]
     starts = _candidate_starts(log, ends, boundaries, end)
     lengths = fast_check([call.category for call in log[:end]], starts, min_repeats, steps)
     if not lengths:
@@ -146,7 +146,7 @@ def full_check(
     _, earliest = min(choices)
     repeats = (end - earliest) // length
     start = earliest + (repeats - 1) * length
-    return InferenceSequence(start, length, repeats, flows.carried((start - window) % length))
+    return InferenceSequence(start, length, repeats, flows.carried_addresses((start - window) % length))
 
 
 def data_dependency_search(
@@ -165,11 +165,11 @@ def data_dependency_search(
     if not ends:
         return None
     end = ends[-1]
-    starts = {index for index, _ in _uploads(log, ends, end, steps)}
+    starts = {index for index, _ in _list_uploads(log, ends, end, steps)}
     reach = _repeat_reach(_record_ids(log[:end]), steps)
     verified: List[int] = []
     linked = _Components(end)
-    producers = _producers(log[:end], steps)
+    producers = _list_producers(log[:end], steps)
     consumers: Dict[int, List[int]] = {}
     for reader, writers in enumerate(producers):
         for writer in writers:
@@ -181,8 +181,8 @@ def data_dependency_search(
                 steps.add(1)
                 linked.join(index, reader)
         length = end - index
-        whole = reach[length] + length >= min_repeats * length
-        if index in starts and linked.count == 1 and whole:
+        complete = reach[length] + length >= min_repeats * length
+        if index in starts and linked.count == 1 and complete:
             verified.append(length)
     repeated: Set[int] = set()
     for length in verified:
@@ -196,7 +196,7 @@ def data_dependency_search(
         return None
     length = primitive[-1]
     flows = _Flows(log[end - length : end], steps)
-    return InferenceSequence(end - length, length, (reach[length] + length) // length, flows.carried(0))
+    return InferenceSequence(end - length, length, (reach[length] + length) // length, flows.carried_addresses(0))
 
 
 def z_function(symbols: Sequence[Hashable], steps: Optional[Steps] = None) -> List[int]:
@@ -206,15 +206,15 @@ def z_function(symbols: Sequence[Hashable], steps: Optional[Steps] = None) -> Li
     if not total:
         return z
     z[0] = total
-    left = right = compared = 0
+    start = right = compared = 0
     for i in range(1, total):
-        match = min(right - i, z[i - left]) if i < right else 0
+        match = min(right - i, z[i - start]) if i < right else 0
         while i + match < total and symbols[match] == symbols[i + match]:
             match += 1
             compared += 1
         compared += 1
         if i + match > right:
-            left, right = i, i + match
+            start, right = i, i + match
         z[i] = match
     if steps is not None:
         steps.add(compared)
@@ -247,13 +247,13 @@ def _end_marks(log: Sequence[Call], steps: Steps) -> List[int]:
     return marks
 
 
-def _uploads(log: Sequence[Call], ends: Sequence[int], end: int, steps: Steps) -> List[Tuple[int, bool]]:
+def _list_uploads(log: Sequence[Call], ends: Sequence[int], end: int, steps: Steps) -> List[Tuple[int, bool]]:
     """Each upload as (index of the first of the data-less calls that lead to it, whether an inference may start there).
 
     One may start at the first call of the log or right after an end mark.
     """
     marks = [0, *(mark for mark in ends if mark < end)]
-    found: List[Tuple[int, bool]] = []
+    uploads: List[Tuple[int, bool]] = []
     current = 0
     for index in range(end):
         while current + 1 < len(marks) and marks[current + 1] <= index:
@@ -262,9 +262,9 @@ def _uploads(log: Sequence[Call], ends: Sequence[int], end: int, steps: Steps) -
             opening = index
             while opening > marks[current] and log[opening - 1].category in NEUTRAL:
                 opening -= 1
-            found.append((opening, opening == marks[current]))
+            uploads.append((opening, opening == marks[current]))
     steps.add(end)
-    return found
+    return uploads
 
 
 def _candidate_starts(log: Sequence[Call], ends: Sequence[int], boundaries: Sequence[int], end: int) -> List[int]:
@@ -272,13 +272,13 @@ def _candidate_starts(log: Sequence[Call], ends: Sequence[int], boundaries: Sequ
 
     After the copy itself too, not only after its synchronisation: the log may stop between the two.
     """
-    found = set(boundaries) | {mark for mark in ends if mark < end}
+    starts = set(boundaries) | {mark for mark in ends if mark < end}
     for index in range(end - 1):
         if log[index].category is Category.HTOD:
-            found.add(index)
+            starts.add(index)
         elif log[index].category is Category.DTOH:
-            found.add(index + 1)
-    return sorted(found)
+            starts.add(index + 1)
+    return sorted(starts)
 
 
 def _prefix_counts(indices: Sequence[int], end: int) -> List[int]:
@@ -291,8 +291,8 @@ def _prefix_counts(indices: Sequence[int], end: int) -> List[int]:
     return marks
 
 
-def _producers(log: Sequence[Call], steps: Steps) -> List[List[int]]:
-    """For each call, the calls that last wrote what it reads (none for what the log never wrote)."""
+def _list_producers(log: Sequence[Call], steps: Steps) -> List[List[int]]:
+    """List for each call the calls that last wrote what it reads (none for what the log never wrote)."""
     last: Dict[int, int] = {}
     producers: List[List[int]] = []
     for index, call in enumerate(log):
@@ -326,9 +326,9 @@ class _Flows:
             for address in call.writes:
                 last[address] = position
             steps.add(1 + len(call.reads) + 2 * len(call.writes))
-        self.crossed = self._count()
+        self.crossed = self._count_crossings()
 
-    def _count(self) -> List[int]:
+    def _count_crossings(self) -> List[int]:
         change = [0] * (2 * self._length + 2)
         for (_, writer), span in self._spans.items():
             change[writer + 1] += 1
@@ -339,7 +339,7 @@ class _Flows:
             unrolled.append(total)
         return [unrolled[i] + unrolled[i + self._length] for i in range(self._length)]
 
-    def carried(self, start: int) -> Tuple[int, ...]:
+    def carried_addresses(self, start: int) -> Tuple[int, ...]:
         """Addresses whose value crosses a start just before position ``start``, sorted."""
         crossing = {
             address
@@ -361,12 +361,12 @@ class _Components:
         self.count += 1
 
     def join(self, first: int, second: int) -> None:
-        a, b = self._root(first), self._root(second)
+        a, b = self._find_root(first), self._find_root(second)
         if a != b:
             self._parent[a] = b
             self.count -= 1
 
-    def _root(self, item: int) -> int:
+    def _find_root(self, item: int) -> int:
         while self._parent[item] != item:
             self._parent[item] = self._parent[self._parent[item]]
             item = self._parent[item]

@@ -22,7 +22,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
-from edge_offload_research.turn_tails import Pair, tails
+from edge_offload_research.turn_tails import Pair, make_tails
 
 #: The largest number of turns in a row that one task gets while others wait (section 2.8.3: ratios up to 3:1).
 MAX_RUN = 3
@@ -38,7 +38,7 @@ MOST_FRAMES, MOST_STALE, MOST_STEPS, MOST_TASKS, MOST_STATES = 400, 100_000, 300
 
 @dataclass(frozen=True)
 class Task:
-    """What is known of a task now.
+    """Estimates of a task at one time.
 
     Attributes:
         name: of it, unlike any other's.
@@ -80,12 +80,12 @@ class Task:
             raise BadInput(f"task {self.name}: its last result is {-self.last_s / self.interval_s:.3g} frames old",
                            remedy=f"say {MOST_STALE} at most")  # fmt: skip
 
-    def drop(self, stale_s: float) -> float:
+    def drop_at(self, stale_s: float) -> float:
         """Expected drop of a result that is so stale (seconds), the better of carried and local."""
         return float(self.drops(np.array(stale_s)))
 
     def drops(self, stale_s: Array) -> Array:
-        """Of several."""
+        """Return the expected drops of several results."""
         return np.minimum(self.intercept + self.rate * stale_s, math.inf if self.local is None else self.local)
 
 
@@ -159,11 +159,11 @@ class Plan(NamedTuple):
 
 
 class _State(NamedTuple):
-    """When the next turn is given (ticks), when those outstanding are over, and who had the last ones in a row."""
+    """Time of the next turn (ticks), ends of those outstanding, and the last task with its turns in a row."""
 
     now: int
     busy: Tuple[int, ...]
-    held: int
+    last_task: int
     length: int
 
 
@@ -172,7 +172,7 @@ class _Step(NamedTuple):
 
     task: int
     frame: int
-    begins: int
+    starts: int
     then: _State
 
 
@@ -181,64 +181,66 @@ class _Clock:
 
     def __init__(self, problem: Problem) -> None:
         tasks = problem.tasks
-        self.problem, self.end = problem, _ticks(problem.horizon_s)
-        self.interval = [max(1, _ticks(task.interval_s)) for task in tasks]
-        self.latency = [max(1, _ticks(task.latency_s)) for task in tasks]
-        self.next = [_ticks(task.next_s) for task in tasks]
+        self.problem, self.end = problem, _to_ticks(problem.horizon_s)
+        self.interval = [max(1, _to_ticks(task.interval_s)) for task in tasks]
+        self.latency = [max(1, _to_ticks(task.latency_s)) for task in tasks]
+        self.next = [_to_ticks(task.next_s) for task in tasks]
         placed = zip(tasks, self.next, self.interval)
         #: The newest frame of each task whose result is known.
-        self.seen = tuple(round((_ticks(task.last_s) - first) / interval) for task, first, interval in placed)
+        self.seen = tuple(round((_to_ticks(task.last_s) - first) / interval) for task, first, interval in placed)
         #: Frames of each task within the horizon.
-        self.frames = [self.first(k, self.end) for k in range(len(tasks))]
+        self.frames = [self.first_frame(k, self.end) for k in range(len(tasks))]
         self._max_run = problem.max_run if len(tasks) > 1 else None
-        held, length = problem.run
-        busy = tuple(sorted(ticks for ticks in map(_ticks, problem.busy_s) if ticks > 0))
+        last_task, length = problem.run
+        busy = tuple(sorted(ticks for ticks in map(_to_ticks, problem.busy_s) if ticks > 0))
         begin = 0
         while len(busy) >= problem.in_flight:
             begin, busy = busy[0], busy[1:]
         runs = length and self._max_run is not None
-        self._known: Dict[_State, List[_Step]] = {}
-        self.start = _State(begin, busy, [t.name for t in tasks].index(held) if runs else -1, length if runs else 0)
+        self._cached: Dict[_State, List[_Step]] = {}
+        self.start = _State(
+            begin, busy, [t.name for t in tasks].index(last_task) if runs else -1, length if runs else 0
+        )
 
-    def first(self, k: int, ticks: int) -> int:
+    def first_frame(self, k: int, ticks: int) -> int:
         """Number of the first frame of task ``k`` at or after a time."""
         late = ticks - self.next[k]
         return -(-late // self.interval[k]) if late > 0 else 0
 
-    def stamp(self, k: int, frame: int) -> int:
-        """Of a frame of task ``k``."""
+    def stamp_of(self, k: int, frame: int) -> int:
+        """Return the stamp of a frame of task ``k`` (ticks)."""
         return self.next[k] + frame * self.interval[k]
 
     def steps(self, state: _State) -> List[_Step]:
-        """Who may have the next turn; nobody where the plan is over."""
-        if state not in self._known:
-            self._known[state] = self._steps(state)
-        return self._known[state]
+        """List the possible next turns; none where the plan is over."""
+        if state not in self._cached:
+            self._cached[state] = self._make_steps(state)
+        return self._cached[state]
 
-    def _steps(self, state: _State) -> List[_Step]:
-        found: List[_Step] = []
+    def _make_steps(self, state: _State) -> List[_Step]:
+        steps: List[_Step] = []
         if state.now >= self.end:
-            return found
+            return steps
         room = self.problem.in_flight
         for k in range(len(self.interval)):
-            row = state.length + 1 if k == state.held else 1
+            row = state.length + 1 if k == state.last_task else 1
             if self._max_run is not None and row > self._max_run:
                 continue
-            frame = self.first(k, state.now)
-            stamp = self.stamp(k, frame)
+            frame = self.first_frame(k, state.now)
+            stamp = self.stamp_of(k, frame)
             if stamp >= self.end:
                 continue
             back = stamp + self.latency[k]
             run = (k, row) if self._max_run is not None else (-1, 0)
             if room == 1:
-                found.append(_Step(k, frame, self.first(k, back), _State(back, (), *run)))
+                steps.append(_Step(k, frame, self.first_frame(k, back), _State(back, (), *run)))
                 continue
             # the next frame may follow at once while there is room, else when the first of them is back
-            left = sorted((*state.busy, back))
-            then = stamp + 1 if len(left) < room else max(left[0], stamp + 1)
-            after = _State(then, tuple(when for when in left if when > then), *run)
-            found.append(_Step(k, frame, self.first(k, back), after))
-        return found
+            pending = sorted((*state.busy, back))
+            then = stamp + 1 if len(pending) < room else max(pending[0], stamp + 1)
+            after = _State(then, tuple(when for when in pending if when > then), *run)
+            steps.append(_Step(k, frame, self.first_frame(k, back), after))
+        return steps
 
 
 class _Sum:
@@ -249,10 +251,10 @@ class _Sum:
         self.clock, self._beyond = clock, problem.terminal
         exact = problem.terminal and problem.in_flight == 1 and len(problem.tasks) == 2
         self._pair = Pair(problem.tasks, problem.max_run) if exact else None
-        found = [] if exact else tails(problem.tasks, problem.in_flight)
-        self._tails = found if problem.terminal else []
+        tail_costs = [] if exact else make_tails(problem.tasks, problem.in_flight)
+        self._tails = tail_costs if problem.terminal else []
         # an offload pays so much per tick: what makes tasks leave time to each other, so that the bound is a close one
-        self._price = found[0].price / TICKS if found else 0.0
+        self._price = tail_costs[0].price / TICKS if tail_costs else 0.0
         # a plan ends when the last result is there, and that may wait for a frame
         beyond = max(clock.latency) + max(clock.interval) + max(clock.next)
         latest = [frames + math.ceil(beyond / interval) + 1 for frames, interval in zip(clock.frames, clock.interval)]
@@ -262,43 +264,45 @@ class _Sum:
             for task, size in zip(problem.tasks, (last - seen for last, seen in zip(latest, clock.seen)))
         ]
         self._lists = [summed.tolist() for summed in self._summed]
-        self._bounds = [] if exact else [self._alone(k) for k in range(len(problem.tasks))]
+        self._bounds = [] if exact else [self._single_bounds(k) for k in range(len(problem.tasks))]
         self._rows: Dict[_State, Tuple[float, List[List[float]]]] = {}
 
     def begin(self) -> float:
-        """What the horizon costs without any offload."""
+        """Return the cost of the horizon without any offload."""
         stretches = zip(self._lists, self.clock.frames, self.clock.seen)
         return float(sum(summed[frames - seen] - summed[max(0, -seen)] for summed, frames, seen in stretches))
 
     def step(self, state: _State, seen: Sequence[int], step: _Step, within: bool = False) -> float:
-        """What a result changes, from when it is there on: 0 or less; ``within``: in the horizon alone."""
-        k, frame, begins, last = step.task, step.frame, step.begins, seen[step.task]
+        """Return the change of the cost by a result from its arrival on: 0 or less; ``within``: in the horizon only."""
+        k, frame, start, last = step.task, step.frame, step.starts, seen[step.task]
         summed, frames = self._lists[k], self.clock.frames[k]
-        if begins > frames and (within or not self._beyond):
-            begins = frames
-        new = summed[frames - frame] - summed[begins - frame]
-        return float(new - (summed[frames - last] - summed[begins - last]))
+        if start > frames and (within or not self._beyond):
+            start = frames
+        new = summed[frames - frame] - summed[start - frame]
+        return float(new - (summed[frames - last] - summed[start - last]))
 
-    def left(self, state: _State, seen: Sequence[int]) -> float:
-        """What the end of a plan leaves behind; 0 without terminal cost."""
+    def remaining_cost(self, state: _State, seen: Sequence[int]) -> float:
+        """Return the cost that the end of a plan leaves; 0 without terminal cost."""
         if not self._beyond:
             return 0.0
         clock, cost, late = self.clock, 0.0, max(0, state.now - self.clock.end)
         if self._pair is not None:
             for k, summed in enumerate(self._lists):
                 frames = clock.frames[k]
-                cost += summed[max(clock.first(k, state.now), frames) - seen[k]] - summed[frames - seen[k]]
-            stale = [(state.now - clock.stamp(k, frame)) / TICKS for k, frame in enumerate(seen)]
-            return cost - self._pair.mean * late / TICKS + self._pair.left(stale, state.held, state.length)
+                cost += summed[max(clock.first_frame(k, state.now), frames) - seen[k]] - summed[frames - seen[k]]
+            stale = [(state.now - clock.stamp_of(k, frame)) / TICKS for k, frame in enumerate(seen)]
+            return (
+                cost - self._pair.mean * late / TICKS + self._pair.remaining_cost(stale, state.last_task, state.length)
+            )
         # the means beyond the horizon have the server's price in them, and nobody paid that
         cost = self._price * clock.problem.in_flight * late
         for k, tail in enumerate(self._tails):
-            frames, end = clock.frames[k], max(clock.first(k, state.now), clock.frames[k])
-            cost += tail.beyond(frames - seen[k], end - seen[k]) + tail.left(end - seen[k])
+            frames, end = clock.frames[k], max(clock.first_frame(k, state.now), clock.frames[k])
+            cost += tail.cost_beyond_mean(frames - seen[k], end - seen[k]) + tail.remaining_cost(end - seen[k])
         return cost
 
     def least(self, cost: float, state: _State, seen: Sequence[int]) -> float:
-        """What a plan costs at least that has cost so much: every task by itself, with the server's time at its price.
+        """Return the least total of a plan of this cost so far: tasks by themselves, server time at its price.
 
         For a pair of tasks, which has few states, a number that orders them by time.
         """
@@ -306,33 +310,35 @@ class _Sum:
             return state.now / TICKS - FAR
         if state not in self._rows:
             clock = self.clock
-            rows = [bound[min(clock.first(k, state.now), clock.frames[k])] for k, bound in enumerate(self._bounds)]
-            left = clock.problem.in_flight * max(0, clock.end - state.now)
-            left -= sum(min(when, clock.end) - state.now for when in state.busy)
-            self._rows[state] = self._price * left, rows
+            rows = [
+                bound[min(clock.first_frame(k, state.now), clock.frames[k])] for k, bound in enumerate(self._bounds)
+            ]
+            free_time = clock.problem.in_flight * max(0, clock.end - state.now)
+            free_time -= sum(min(when, clock.end) - state.now for when in state.busy)
+            self._rows[state] = self._price * free_time, rows
         paid, rows = self._rows[state]
         # a frame before the first one of the plan is the one of the start: its costs stand last
         return cost + sum([row[frame if frame >= 0 else -1] for row, frame in zip(rows, seen)]) - paid
 
-    def _alone(self, k: int) -> List[List[float]]:
+    def _single_bounds(self, k: int) -> List[List[float]]:
         """[frames + 1][frames + 1] least that task ``k`` costs from a frame on, by its freshest one."""
         clock, summed, frames = self.clock, self._summed[k], self.clock.frames[k]
         seen = np.append(np.arange(frames), clock.seen[k])
-        found = np.zeros((frames + 1, frames + 1))
+        best_gain = np.zeros((frames + 1, frames + 1))
         if self._tails:
-            found[frames] = [self._tails[k].left(frames - last) for last in seen.tolist()]
-        whole = summed[frames - seen]
+            best_gain[frames] = [self._tails[k].remaining_cost(frames - last) for last in seen.tolist()]
+        unshown = summed[frames - seen]
         for frame in range(frames - 1, -1, -1):
-            stamp = clock.stamp(k, frame)
-            begins = clock.first(k, stamp + clock.latency[k])
-            end = begins if self._beyond else min(begins, frames)
-            own = summed[frames - frame] - summed[end - frame]
+            stamp = clock.stamp_of(k, frame)
+            start = clock.first_frame(k, stamp + clock.latency[k])
+            end = start if self._beyond else min(start, frames)
+            gained = summed[frames - frame] - summed[end - frame]
             paid = self._price * min(clock.latency[k], clock.end - stamp)
-            again = min(begins if clock.problem.in_flight == 1 else frame + 1, frames)
+            next_frame = min(start if clock.problem.in_flight == 1 else frame + 1, frames)
             # what comes after this frame was not offloaded before it
-            gains = own + paid + found[again, frame] - (whole - summed[np.maximum(end - seen, 0)])
-            found[frame] = np.minimum(found[frame + 1], gains)
-        listed: List[List[float]] = found.tolist()
+            gains = gained + paid + best_gain[next_frame, frame] - (unshown - summed[np.maximum(end - seen, 0)])
+            best_gain[frame] = np.minimum(best_gain[frame + 1], gains)
+        listed: List[List[float]] = best_gain.tolist()
         return listed
 
 
@@ -345,34 +351,34 @@ class _Merged:
 
     def begin(self) -> float:
         """Until the first offload."""
-        return self._passing(0, self._clock.start.now, self._clock.seen)
+        return self._cost_between(0, self._clock.start.now, self._clock.seen)
 
     def step(self, state: _State, seen: Sequence[int], step: _Step, within: bool = False) -> float:
         """While an offload is under way."""
-        return self._passing(state.now, step.then.now, seen)
+        return self._cost_between(state.now, step.then.now, seen)
 
-    def left(self, state: _State, seen: Sequence[int]) -> float:
-        """There is no terminal cost."""
+    def remaining_cost(self, state: _State, seen: Sequence[int]) -> float:
+        """Return 0: there is no terminal cost."""
         return 0.0
 
     def least(self, cost: float, state: _State, seen: Sequence[int]) -> float:
-        """Nothing is known of the function but that it is not negative."""
+        """Return the trivial bound: the function is only known not to be negative."""
         return cost
 
-    def _passing(self, begin: int, end: int, seen: Sequence[int]) -> float:
+    def _cost_between(self, begin: int, end: int, seen: Sequence[int]) -> float:
         clock, fast, total = self._clock, self._fast, 0.0
         tasks = clock.problem.tasks
-        for frame in range(clock.first(fast, begin), clock.first(fast, min(end, clock.end))):
-            now = clock.stamp(fast, frame)
-            stale = [max(0, now - clock.stamp(k, last)) / TICKS for k, last in enumerate(seen)]
-            cost = self._merge([task.drop(stale_s) for task, stale_s in zip(tasks, stale)])
+        for frame in range(clock.first_frame(fast, begin), clock.first_frame(fast, min(end, clock.end))):
+            now = clock.stamp_of(fast, frame)
+            stale = [max(0, now - clock.stamp_of(k, last)) / TICKS for k, last in enumerate(seen)]
+            cost = self._merge([task.drop_at(stale_s) for task, stale_s in zip(tasks, stale)])
             if not _is_number(cost) or cost < 0:
                 raise BadInput(f"the merge function gave {cost!r}", remedy="it has to give a finite number from 0 on")
             total += cost * tasks[fast].interval_s
         return total
 
 
-def plan(problem: Problem, most_states: int = MOST_STATES) -> Plan:
+def plan_turns(problem: Problem, most_states: int = MOST_STATES) -> Plan:
     """The plan of the least cost; of several, the one that prefers earlier tasks earlier.
 
     Args:
@@ -388,57 +394,57 @@ def plan(problem: Problem, most_states: int = MOST_STATES) -> Plan:
     # least that a plan can cost, the tasks that had turns in it so far, what they cost, and the state; None: its end
     waiting: List[Tuple[float, Tuple[int, ...], float, Tuple[int, ...], Optional[_State]]] = []
     heapq.heappush(waiting, (first, (), first, clock.seen, clock.start))
-    known: Dict[Tuple[Tuple[int, ...], _State], float] = {}
+    spent_at: Dict[Tuple[Tuple[int, ...], _State], float] = {}
     while True:
         _, path, spent, seen, state = heapq.heappop(waiting)
         if state is None:
             break
-        if spent > known.get((seen, state), spent):
+        if spent > spent_at.get((seen, state), spent):
             continue
-        if len(known) > most_states:
+        if len(spent_at) > most_states:
             raise BadInput(f"more than {most_states} states", remedy="plan for a shorter horizon, or fewer tasks")
         steps = clock.steps(state)
         if not steps:
-            total = spent + costs.left(state, seen)
+            total = spent + costs.remaining_cost(state, seen)
             heapq.heappush(waiting, (total, path, total, seen, None))
         for step in steps:
             k, then = step.task, step.then
             after = (*seen[:k], step.frame, *seen[k + 1 :])
             cost = spent + costs.step(state, seen, step)
-            if cost < known.get((after, then), math.inf):
-                known[after, then] = cost
+            if cost < spent_at.get((after, then), math.inf):
+                spent_at[after, then] = cost
                 heapq.heappush(waiting, (costs.least(cost, then, after), (*path, k), cost, after, then))
     if not path:
         raise BadInput("no task has a frame within the horizon", remedy="plan for a longer one")
-    return _told(clock, costs, path)
+    return _plan_of(clock, costs, path)
 
 
-def _told(clock: _Clock, costs: Union[_Sum, _Merged], path: Sequence[int]) -> Plan:
+def _plan_of(clock: _Clock, costs: Union[_Sum, _Merged], path: Sequence[int]) -> Plan:
     """The plan in which these tasks have turns."""
     state, seen, offloads, total = clock.start, clock.seen, [], costs.begin()
     for k in path:
         step = next(step for step in clock.steps(state) if step.task == k)
         total += costs.step(state, seen, step, within=True)
-        offloads.append((clock.stamp(k, step.frame) / TICKS, clock.problem.tasks[k].name))
+        offloads.append((clock.stamp_of(k, step.frame) / TICKS, clock.problem.tasks[k].name))
         state, seen = step.then, (*seen[:k], step.frame, *seen[k + 1 :])
     return Plan(offloads[0][1], total, tuple(offloads))
 
 
-def count(problem: Problem) -> int:
-    """How many plans Algorithm 1 would list and simulate."""
+def count_plans(problem: Problem) -> int:
+    """Count the plans that Algorithm 1 would list and simulate."""
     clock = _Clock(problem)
-    known: Dict[_State, int] = {}
+    counted: Dict[_State, int] = {}
 
-    def plans(state: _State) -> int:
-        if state not in known:
+    def plans_from(state: _State) -> int:
+        if state not in counted:
             steps = clock.steps(state)
-            known[state] = sum(plans(step.then) for step in steps) if steps else 1
-        return known[state]
+            counted[state] = sum(plans_from(step.then) for step in steps) if steps else 1
+        return counted[state]
 
-    return plans(clock.start)
+    return plans_from(clock.start)
 
 
-def _ticks(seconds: float) -> int:
+def _to_ticks(seconds: float) -> int:
     return round(seconds * TICKS)
 
 

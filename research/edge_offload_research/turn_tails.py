@@ -25,11 +25,11 @@ HALVINGS = 24
 
 
 class Costly(Protocol):
-    """What is needed of a task (see :class:`edge_offload_research.turn_plans.Task`)."""
+    """Interface of a task (see :class:`edge_offload_research.turn_plans.Task`)."""
 
     @property
     def latency_s(self) -> float:
-        """From the stamp of a frame to its usable result."""
+        """Seconds from the stamp of a frame to its usable result."""
 
     @property
     def interval_s(self) -> float:
@@ -37,10 +37,10 @@ class Costly(Protocol):
 
     @property
     def weight(self) -> float:
-        """Of its drop."""
+        """Weight of its drop."""
 
     def drops(self, stale_s: Array) -> Array:
-        """Of results that are so stale."""
+        """Return the drops of results of these ages."""
 
 
 class Tail:
@@ -58,59 +58,59 @@ class Tail:
         self._task = task
         self._late = max(1, math.ceil(task.latency_s / task.interval_s - 1e-9))
         self._least = self._late if in_flight == 1 else 1
-        self._grow(self._late + MOST_GAP + 1)
+        self._grow_tables(self._late + MOST_GAP + 1)
         gaps = np.arange(self._least, MOST_GAP + 1)
         self._seconds = gaps * task.interval_s
         self._costs = self._summed[self._late + gaps] - self._summed[self._late]
         self.price = self._mean = 0.0
-        self._known: Dict[int, float] = {}
+        self._cached: Dict[int, float] = {}
 
-    def _grow(self, frames: int) -> None:
+    def _grow_tables(self, frames: int) -> None:
         task = self._task
         drops = task.drops(np.arange(frames) * task.interval_s)
         self._summed = np.concatenate([[0.0], np.cumsum(task.weight * task.interval_s * drops)])
 
-    def pay(self, price: float) -> float:
+    def pay_price(self, price: float) -> float:
         """Offload as often as is best at this price per second; the share of the server's time that this takes."""
         means = (self._costs + price * self._task.latency_s) / self._seconds
         best = int(np.argmin(means))
         self.price, self._mean = price, float(means[best])
         return float(self._task.latency_s / self._seconds[best])
 
-    def beyond(self, stale: int, end: int) -> float:
-        """What frames cost beyond the mean while their staleness goes from ``stale`` to ``end`` (frames)."""
+    def cost_beyond_mean(self, stale: int, end: int) -> float:
+        """Return the frames' cost beyond the mean while their staleness goes from ``stale`` to ``end`` (frames)."""
         if end >= len(self._summed):
-            self._grow(2 * end + 1)
+            self._grow_tables(2 * end + 1)
         return float(self._summed[end] - self._summed[stale]) - self._mean * self._task.interval_s * (end - stale)
 
-    def left(self, stale: int) -> float:
-        """What comes on top of the mean, from a frame on whose result is so stale (frames) while the server is free."""
-        if stale not in self._known:
+    def remaining_cost(self, stale: int) -> float:
+        """Return the cost beyond the mean from a frame on whose result is ``stale`` frames old, with a free server."""
+        if stale not in self._cached:
             if stale + self._late + MOST_GAP >= len(self._summed):
-                self._grow(2 * (stale + self._late + MOST_GAP))
+                self._grow_tables(2 * (stale + self._late + MOST_GAP))
             ends = np.arange(self._late, self._late + MOST_GAP)
             costs = self._summed[stale + ends] - self._summed[stale] - self._mean * self._task.interval_s * ends
-            self._known[stale] = float(costs.min()) + self.price * self._task.latency_s
-        return self._known[stale]
+            self._cached[stale] = float(costs.min()) + self.price * self._task.latency_s
+        return self._cached[stale]
 
 
-def tails(tasks: Sequence[Costly], in_flight: int) -> List[Tail]:
-    """For every task, at the price at which all want the server's time, and no more."""
-    found = [Tail(task, in_flight) for task in tasks]
+def make_tails(tasks: Sequence[Costly], in_flight: int) -> List[Tail]:
+    """Make the tail of every task, at the price at which together they use all of the server's time."""
+    task_tails = [Tail(task, in_flight) for task in tasks]
 
-    def wanted(price: float) -> float:
-        return sum(tail.pay(price) for tail in found)
+    def total_demand(price: float) -> float:
+        return sum(tail.pay_price(price) for tail in task_tails)
 
     low, high = 0.0, 1.0
-    if wanted(low) <= in_flight:
-        return found
-    while wanted(high) > in_flight and high < 1e12:
+    if total_demand(low) <= in_flight:
+        return task_tails
+    while total_demand(high) > in_flight and high < 1e12:
         low, high = high, 4 * high
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if wanted(middle) > in_flight else (low, middle)
-    wanted(high)
-    return found
+        low, high = (middle, high) if total_demand(middle) > in_flight else (low, middle)
+    total_demand(high)
+    return task_tails
 
 
 #: Turns in a row of one of two tasks that are thought of where they are not bounded.
@@ -135,51 +135,51 @@ class Pair:
         rows = range(1, self._most + 1)
         #: Cost per second of the best schedule.
         self.mean = min(
-            (self._cycle(0, x, y) + self._cycle(1, y, x)) / (x * self._turn[0] + y * self._turn[1])
+            (self._cycle_cost(0, x, y) + self._cycle_cost(1, y, x)) / (x * self._turn[0] + y * self._turn[1])
             for x in rows
             for y in rows
         )
         # after the first turn of a row of either task: one is the reference, the other costs so much more
         first, second = self._turn
         self._after = [0.0, 0.0]
-        self._after[1] = -min(self._switch(0, first, first + second, x) for x in range(self._most))
+        self._after[1] = -min(self._switch_cost(0, first, first + second, x) for x in range(self._most))
 
-    def _cost(self, k: int, begin: float, end: float) -> float:
+    def _staleness_cost(self, k: int, begin: float, end: float) -> float:
         """While the staleness of task ``k`` goes from ``begin`` to ``end``."""
         low, high = begin / self._interval[k], end / self._interval[k]
         if high + 2 > len(self._summed[k]):
             task = self._tasks[k]
             costs = task.weight * task.interval_s * task.drops(np.arange(2 * int(high) + 64) * task.interval_s)
             self._summed[k] = np.concatenate([[0.0], np.cumsum(costs)]).tolist()
-        return self._at(k, high) - self._at(k, low)
+        return self._cost_until(k, high) - self._cost_until(k, low)
 
-    def _at(self, k: int, frames: float) -> float:
-        summed, whole = self._summed[k], int(frames + 1e-6)
-        return summed[whole] + (frames - whole) * (summed[whole + 1] - summed[whole])
+    def _cost_until(self, k: int, frames: float) -> float:
+        summed, complete = self._summed[k], int(frames + 1e-6)
+        return summed[complete] + (frames - complete) * (summed[complete + 1] - summed[complete])
 
-    def _cycle(self, k: int, own: int, others: int) -> float:
-        """What task ``k`` costs while ``own`` turns of it and ``others`` of the other one follow each other."""
+    def _cycle_cost(self, k: int, turns: int, others: int) -> float:
+        """Return the cost of task ``k`` while ``turns`` turns of it and ``others`` of the other one alternate."""
         turn, gap = self._turn[k], others * self._turn[1 - k]
-        return self._cost(k, turn, 2 * turn + gap) + (own - 1) * self._cost(k, turn, 2 * turn)
+        return self._staleness_cost(k, turn, 2 * turn + gap) + (turns - 1) * self._staleness_cost(k, turn, 2 * turn)
 
-    def _switch(self, k: int, own: float, other: float, row: int) -> float:
-        """What ``row`` turns of task ``k`` and one of the other cost beyond the mean, at these stalenesses."""
+    def _switch_cost(self, k: int, stale: float, other: float, row: int) -> float:
+        """Return the cost beyond the mean of ``row`` turns of task ``k`` and one of the other, at these stalenesses."""
         turn, last = self._turn[k], self._turn[1 - k]
-        cost = self._cost(1 - k, other, other + row * turn + last) - self.mean * (row * turn + last)
+        cost = self._staleness_cost(1 - k, other, other + row * turn + last) - self.mean * (row * turn + last)
         if not row:
-            return cost + self._cost(k, own, own + last)
+            return cost + self._staleness_cost(k, stale, stale + last)
         return (
             cost
-            + self._cost(k, own, own + turn)
-            + (row - 1) * self._cost(k, turn, 2 * turn)
-            + self._cost(k, turn, turn + last)
+            + self._staleness_cost(k, stale, stale + turn)
+            + (row - 1) * self._staleness_cost(k, turn, 2 * turn)
+            + self._staleness_cost(k, turn, turn + last)
         )
 
-    def left(self, stale: Sequence[float], held: int, length: int) -> float:
-        """What follows costs beyond the mean, with task ``held`` having had the last ``length`` turns."""
-        found = math.inf
+    def remaining_cost(self, stale: Sequence[float], last_task: int, length: int) -> float:
+        """Return the cost beyond the mean after ``length`` turns in a row of task ``last_task``."""
+        least = math.inf
         for k in (0, 1):
-            most = self._most - (length if k == held and self._bounded else 0)
+            most = self._most - (length if k == last_task and self._bounded else 0)
             for row in range(1, most + 1):
-                found = min(found, self._switch(k, stale[k], stale[1 - k], row) + self._after[1 - k])
-        return found
+                least = min(least, self._switch_cost(k, stale[k], stale[1 - k], row) + self._after[1 - k])
+        return least

@@ -12,7 +12,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.manager.policy import FixedPolicy, LatencyPolicy
 from edge_offload.mode import Mode
-from edge_offload_benchmarks.experiments.adaptive import bars, compare, dead_times, with_outages
+from edge_offload_benchmarks.experiments.adaptive import compare_policies, dead_times, judge_bars, with_outages
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost, VirtualRobot
 from edge_offload_benchmarks.simulation.workload import load_workload, replay_cost, save_workload
 from edge_offload_research.emulate.trace import Trace, named_link
@@ -28,12 +28,12 @@ INDOORS = named_link("wifi_indoors").up
 
 @pytest.fixture(scope="module")
 def indoors():
-    return {row["policy"]: row for row in compare(EVEN, INDOORS, 60.0, 2.6e-3)}
+    return {row["policy"]: row for row in compare_policies(EVEN, INDOORS, 60.0, 2.6e-3)}
 
 
 @pytest.fixture(scope="module")
 def interrupted():
-    return {row["policy"]: row for row in compare(EVEN, with_outages(INDOORS), 60.0, 2.6e-3)}
+    return {row["policy"]: row for row in compare_policies(EVEN, with_outages(INDOORS), 60.0, 2.6e-3)}
 
 
 def mean(row):
@@ -63,17 +63,17 @@ def test_the_oracle_is_never_beaten(indoors, interrupted):
 @pytest.mark.parametrize(("share", "chosen"), [(1.0, Mode.REPLAY), (1.5, Mode.SERVER)])
 def test_server_stands_in_for_replay_only_where_that_is_slower(share, chosen):
     """Two modes of 0.1 s, and replay of as much or more, on a link that takes no time."""
-    found = {"robot_s": [0.01], "server_s": [share * 0.1 - 0.01], "bytes_up": [600], "bytes_down": [400]}
+    costs_of_replay = {"robot_s": [0.01], "server_s": [share * 0.1 - 0.01], "bytes_up": [600], "bytes_down": [400]}
     server = ModeCost(Mode.SERVER, [0.01], [0.09], [1000], 1000)
-    costs = [ModeCost(Mode.LOCAL, [0.4]), server, replay_cost(found, 1.0, ())]
+    costs = [ModeCost(Mode.LOCAL, [0.4]), server, replay_cost(costs_of_replay, 1.0, ())]
     robot = VirtualRobot(costs, Trace((0.0,), (10 * MB,), 60.0), LatencyPolicy())
     modes = robot.run(30.0).modes[10:]
     assert modes.count(chosen) >= 0.95 * len(modes)
 
 
-def test_a_slow_robot_is_slow_in_its_own_part_of_replay():
-    found = {"robot_s": [0.01, 0.02], "server_s": [0.03], "bytes_up": [5], "bytes_down": [7, 9]}
-    slow, fast = replay_cost(found, 4.0, [0.001]), replay_cost(found, 1.0, [0.001])
+def test_a_slow_robot_is_slow_in_the_robots_part_of_replay():
+    measured = {"robot_s": [0.01, 0.02], "server_s": [0.03], "bytes_up": [5], "bytes_down": [7, 9]}
+    slow, fast = replay_cost(measured, 4.0, [0.001]), replay_cost(measured, 1.0, [0.001])
     assert slow.robot_s == [0.04, 0.08]
     assert (slow.server_s, slow.bytes_up, slow.bytes_down) == (fast.server_s, fast.bytes_up, fast.bytes_down)
 
@@ -84,8 +84,8 @@ def test_no_frame_waits_for_a_dead_link():
     robot.run(50.0)
     ended, late = 0.0, 0
     for latency in robot.result.latencies_s:
-        began, ended = ended, ended + latency
-        if began > 5.0:
+        started_at, ended = ended, ended + latency
+        if started_at > 5.0:
             late += latency > 0.089 + 0.02
     assert late <= 1, "one frame finds out, the others do not wait"
     assert robot.result.modes[-1] is Mode.LOCAL
@@ -132,11 +132,11 @@ class _Plans:
     def run(self, number, link, sent_s, chance):
         compute_s = (0.010, 0.050)[number]
         begin = max(sent_s + compute_s, link.free_up_s)
-        up = link.trace.finish(begin, self._size(number)) + link.rtt_s / 2
+        up = link.trace.finish_time(begin, self._size(number)) + link.rtt_s / 2
         return Transfer(sent_s, begin, up, up, up + link.rtt_s / 2, 1e-4, self._size(number), 1000), compute_s
 
 
-class _Held(_Plans):
+class _FixedPlan(_Plans):
     def __init__(self, number):
         self._number = number
 
@@ -153,7 +153,7 @@ def test_with_plans_auto_uses_the_one_for_the_bandwidth_of_now():
     auto = mean_of(LatencyPolicy(), _Plans())
     assert auto < mean_of(FixedPolicy(Mode.LOCAL), None)
     for number in (0, 1):
-        assert auto < mean_of(FixedPolicy(Mode.SPLIT), _Held(number)), f"plan {number} held"
+        assert auto < mean_of(FixedPolicy(Mode.SPLIT), _FixedPlan(number)), f"plan {number} held"
 
 
 def row(policy, mean_s, **more):
@@ -164,7 +164,7 @@ def row(policy, mean_s, **more):
 
 
 @pytest.mark.parametrize(
-    ("own", "broken"),
+    ("auto_row", "broken"),
     [
         (row("auto", 0.050), set()),
         (row("auto", 0.0525), {"2%", "every plan"}),
@@ -173,31 +173,37 @@ def row(policy, mean_s, **more):
         (row("auto", 0.050, remote_when_faster=0.3), {"faster remotely"}),
     ],
 )
-def test_the_bars_say_what_does_not_hold(own, broken):
-    rows = [own, row("local", 0.09), row("server", 0.0515), row("plan 0: server-only", 0.0512), row("oracle", 0.049)]
-    found = [bar["name"] for bar in bars(rows, "auto", outages=False) if not bar["met"]]
-    assert len(found) == len(broken)
-    assert all(any(words in name for name in found) for words in broken)
+def test_the_bars_name_what_does_not_hold(auto_row, broken):
+    rows = [
+        auto_row,
+        row("local", 0.09),
+        row("server", 0.0515),
+        row("plan 0: server-only", 0.0512),
+        row("oracle", 0.049),
+    ]
+    missed = [bar["name"] for bar in judge_bars(rows, "auto", outages=False) if not bar["met"]]
+    assert len(missed) == len(broken)
+    assert all(any(part in name for name in missed) for part in broken)
 
 
 def test_the_bars_of_a_trace_with_outages():
     local = row("local", 0.09)
-    for own, held in (
+    for auto_row, met in (
         (row("auto", 0.05, outage_p99_s=0.10), [True, True, True, True]),
         (row("auto", 0.05, outage_p99_s=0.12), [True, True, False, True]),
         (row("auto", 0.05, outage_waited=2), [True, False, True, True]),
         (row("auto", 0.06), [False, True, True, True]),
     ):
-        rows = [own, local, row("server", 0.055), row("oracle", 0.045)]
-        assert [bar["met"] for bar in bars(rows, "auto", outages=True)] == held
+        rows = [auto_row, local, row("server", 0.055), row("oracle", 0.045)]
+        assert [bar["met"] for bar in judge_bars(rows, "auto", outages=True)] == met
 
 
-def test_strictly_below_is_said_only_beyond_chance():
-    def judged(own, other):
-        rows = [{**row("auto", statistics.mean(own)), "seeds": len(own), "seed_means_s": own},
+def test_strictly_below_is_claimed_only_beyond_chance():
+    def judged(seed_means, other):
+        rows = [{**row("auto", statistics.mean(seed_means)), "seeds": len(seed_means), "seed_means_s": seed_means},
                 {**row("local", 0.5), "seed_means_s": [0.5]},
                 {**row("split", statistics.mean(other)), "seed_means_s": other}, row("oracle", 0.04)]  # fmt: skip
-        return bars(rows, "auto", outages=True)[0]
+        return judge_bars(rows, "auto", outages=True)[0]
 
     # the same mean difference, with pairs that agree and pairs that do not
     assert judged([0.099, 0.100, 0.101, 0.102], [0.100, 0.101, 0.102, 0.1031])["met"]
@@ -206,13 +212,13 @@ def test_strictly_below_is_said_only_beyond_chance():
     assert "over 4 seeds" in unsure["value"]
 
 
-def test_frames_that_begin_in_an_outage_are_found():
+def test_frames_that_begin_in_an_outage_are_attributed_to_it():
     assert dead_times(Trace((0.0, 5.0, 9.0), (1e6, 0.0, 1e6), 20.0)) == [(5.0, 9.0)]
     assert dead_times(Trace((0.0, 5.0, 5.5), (1e6, 0.0, 1e6), 20.0)) == [], "half a second is a stall"
     assert dead_times(Trace((0.0, 5.0), (1e6, 0.0), 20.0)) == [(5.0, 20.0)]
 
 
-def test_the_command_writes_what_its_schema_says(tmp_path, capsys):
+def test_the_command_writes_records_of_its_schema(tmp_path, capsys):
     path, out = tmp_path / "costs.json", tmp_path / "adaptive.json"
     save_workload(path, EVEN)
     command = ["bench", "adaptive", "--workload", str(path), "--outages", "--seconds", "31", "--json", str(out)]
@@ -227,9 +233,9 @@ def test_the_command_writes_what_its_schema_says(tmp_path, capsys):
 def test_a_workload_survives_its_file_and_a_bad_one_is_refused(tmp_path):
     path = tmp_path / "costs.json"
     save_workload(path, EVEN)
-    again = tmp_path / "again.json"
-    save_workload(again, load_workload(path))
-    assert again.read_text() == path.read_text()
+    copy = tmp_path / "again.json"
+    save_workload(copy, load_workload(path))
+    assert copy.read_text() == path.read_text()
     path.write_text(json.dumps([{"mode": "server", "robot_s": [1]}]))
     with pytest.raises(BadInput, match="needs the mode local"):
         load_workload(path)
@@ -239,8 +245,8 @@ def test_a_workload_survives_its_file_and_a_bad_one_is_refused(tmp_path):
 
 
 def test_several_seeds_are_pooled_and_change_nothing_else():
-    one, other = (compare(EVEN, INDOORS, 20.0, 2.6e-3, seed=seed) for seed in (0, 1))
-    both = {row["policy"]: row for row in compare(EVEN, INDOORS, 20.0, 2.6e-3, seeds=2)}
+    one, other = (compare_policies(EVEN, INDOORS, 20.0, 2.6e-3, seed=seed) for seed in (0, 1))
+    both = {row["policy"]: row for row in compare_policies(EVEN, INDOORS, 20.0, 2.6e-3, seeds=2)}
     for name in ("auto", "local", "server"):
         rows = [next(row for row in rows if row["policy"] == name) for rows in (one, other)]
         assert both[name]["seeds"] == 2

@@ -13,11 +13,11 @@ from edge_offload_benchmarks.experiments import busy
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
 
-def frame(t, asked="server", total_s=0.1, forecast_s=0.1, mbps=93.0, mode=""):
+def frame(t, requested="server", total_s=0.1, forecast_s=0.1, mbps=93.0, mode=""):
     return {
         "t": t,
-        "asked": asked,
-        "mode": mode or asked,
+        "asked": requested,
+        "mode": mode or requested,
         "total_s": total_s,
         "forecast_s": forecast_s,
         "forecast_error_s": 0.01,
@@ -29,8 +29,8 @@ def frame(t, asked="server", total_s=0.1, forecast_s=0.1, mbps=93.0, mode=""):
 
 def record(frames, fallen, fell=60.0):
     row = {"busy": 8, "cores": 2, "load_average": 9.0, "link_favoured": True, "mbps": 93.0, "seconds": 60.0}
-    row.update({**busy.judge(frames, 1.0), **busy.judge_fall(fallen, fell)})
-    return {**row, "bars": busy.bars(row)}
+    row.update({**busy.judge_frames(frames, 1.0), **busy.judge_fall(fallen, fell)})
+    return {**row, "bars": busy.judge_bars(row)}
 
 
 def test_a_steady_robot_meets_the_bars_and_the_record_fits_its_schema():
@@ -56,9 +56,9 @@ def test_flapping_nonsense_and_blindness_do_not_meet_them():
 
 def test_a_frame_that_ended_elsewhere_is_not_what_was_forecast():
     frames = [frame(0.0), frame(0.1), frame(0.2, total_s=9.0, mode="local")]
-    assert busy.judge(frames, 1.0)["ratio"]["p95"] == pytest.approx(1.0)
+    assert busy.judge_frames(frames, 1.0)["ratio"]["p95"] == pytest.approx(1.0)
     with pytest.raises(RemoteError, match="only 1 frames were finished; give it more --seconds"):
-        busy.judge(frames[:1], 1.0)
+        busy.judge_frames(frames[:1], 1.0)
 
 
 @pytest.mark.process
@@ -66,7 +66,7 @@ def test_busy_processes_end_with_what_they_are_for(monkeypatch):
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args: started.append(popen(*args)) or started[-1])
-    with contextlib.suppress(KeyboardInterrupt), busy.burning(2, 1.0):
+    with contextlib.suppress(KeyboardInterrupt), busy.burn_cores(2, 1.0):
         running = [process.poll() is None for process in started]
         raise KeyboardInterrupt
     assert running == [True, True]

@@ -13,9 +13,17 @@ from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
 from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
-from edge_offload_benchmarks.chaos.usage import usage
-from edge_offload_benchmarks.chaos.verdict import Fault, Verdict, judge, judge_carried, judge_gap, judge_turns, together
-from edge_offload_benchmarks.commands.chaos import Robot, merged, record, run_scenario
+from edge_offload_benchmarks.chaos.usage import read_usage
+from edge_offload_benchmarks.chaos.verdict import (
+    Fault,
+    Verdict,
+    judge_carried,
+    judge_gap,
+    judge_run,
+    judge_turns,
+    merge_verdicts,
+)
+from edge_offload_benchmarks.commands.chaos import Robot, make_record, merge_records, run_scenario
 
 USED = {"descriptors": 20, "sockets": 5, "threads": 8, "memory": 320 << 20, "private": 200 << 20, "children": 0}
 
@@ -38,21 +46,21 @@ def verdict(frames, summary, back=15.1, outage=True, scenario="blackhole", robot
         Fault(10.0, 12.0, 12.1, {"robot": USED, "server": USED}),
         Fault(12.5, 15.0, back, {"robot": robot, "server": server}),
     ]
-    return judge(scenario, frames, summary, [0.03] * 20, faults, outage)
+    return judge_run(scenario, frames, summary, [0.03] * 20, faults, outage)
 
 
 def test_a_run_without_blemish_passes_and_fits_the_schema():
-    found = verdict(*good())
-    assert found.passed, found.failures
-    records.validate("chaos", record(found))
+    judged = verdict(*good())
+    assert judged.passed, judged.failures
+    records.validate("chaos", make_record(judged))
 
 
 def carried():
-    left = [
+    departed = [
         {"frame": n, "origin": "carried" if n % 2 else "fresh", "at_s": n * 0.05, "late_s": 0.01, "equal": True}
         for n in range(200)
     ]
-    return {"carried": left, "offered": 210, "taken": 200, "superseded": 10}
+    return {"carried": departed, "offered": 210, "taken": 200, "superseded": 10}
 
 
 CARRIED_FAULTS = {
@@ -64,26 +72,26 @@ CARRIED_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("words", [None, *CARRIED_FAULTS])
-def test_carried_results_are_judged(words):
-    told, found = carried(), Verdict("calm")
-    if words is not None:
-        CARRIED_FAULTS[words](told)
-    judge_carried(found, told, 20.0)
-    assert [words in failure for failure in found.failures] == [True] * (words is not None)
+@pytest.mark.parametrize("fault", [None, *CARRIED_FAULTS])
+def test_carried_results_are_judged(fault):
+    line, judged = carried(), Verdict("calm")
+    if fault is not None:
+        CARRIED_FAULTS[fault](line)
+    judge_carried(judged, line, 20.0)
+    assert [fault in failure for failure in judged.failures] == [True] * (fault is not None)
 
 
-def test_frames_that_a_robot_held_while_it_stood_still_are_not_late():
-    told, found = carried(), Verdict("robot_suspended")
+def test_frames_of_a_suspended_robot_are_not_late():
+    line, judged = carried(), Verdict("robot_suspended")
     still = [Fault(1.61, 6.5, 6.6)]
     for number in (30, 31, 32):
-        told["carried"][number]["late_s"] = 5.0
-    judge_carried(found, told, 20.0, still=still)
-    assert found.passed
+        line["carried"][number]["late_s"] = 5.0
+    judge_carried(judged, line, 20.0, still=still)
+    assert judged.passed
     for number in (150, 151, 152):
-        told["carried"][number]["late_s"] = 5.0
-    judge_carried(found, told, 20.0, still=still)
-    assert "above a frame interval" in found.failures[0]
+        line["carried"][number]["late_s"] = 5.0
+    judge_carried(judged, line, 20.0, still=still)
+    assert "above a frame interval" in judged.failures[0]
 
 
 def _lose(frames, summary):
@@ -125,7 +133,7 @@ def _swap(frames, summary):
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "message"),
     [
         (_lose, "199 seen"),
         (_double, "more than one result"),
@@ -138,20 +146,20 @@ def _swap(frames, summary):
         (_swap, "out of order"),
     ],
 )
-def test_every_blemish_is_found(harm, words):
+def test_every_violation_fails_the_verdict(harm, message):
     frames, summary = good()
     harm(frames, summary)
-    found = verdict(frames, summary)
-    assert any(words in failure for failure in found.failures), found.failures
+    judged = verdict(frames, summary)
+    assert any(message in failure for failure in judged.failures), judged.failures
 
 
 @pytest.mark.parametrize("side", ["robot", "server"])
 @pytest.mark.parametrize(
     ("what", "more"), [("descriptors", 5), ("sockets", 3), ("threads", 3), ("private", 9 << 20), ("children", 1)]
 )
-def test_a_leak_is_found_on_either_side(side, what, more):
-    found = verdict(*good(), **{side: {**USED, what: USED[what] + more}})
-    assert [f"{what} of the {side} grew" in failure for failure in found.failures] == [True]
+def test_a_leak_is_detected_on_either_side(side, what, more):
+    judged = verdict(*good(), **{side: {**USED, what: USED[what] + more}})
+    assert [f"{what} of the {side} grew" in failure for failure in judged.failures] == [True]
 
 
 def test_a_split_frame_counts_as_remote_only_if_it_needed_the_server():
@@ -162,15 +170,15 @@ def test_a_split_frame_counts_as_remote_only_if_it_needed_the_server():
     assert verdict(frames, summary, scenario="calm (split)", outage=False).figures["remote"] == 150
     for item in frames[:50]:
         item["round_trips"] = 0
-    found = verdict(frames, summary, scenario="calm (split)", outage=False)
-    assert found.figures["remote"] == 100
-    assert any("only 100 of 200" in failure for failure in found.failures)
+    judged = verdict(frames, summary, scenario="calm (split)", outage=False)
+    assert judged.figures["remote"] == 100
+    assert any("only 100 of 200" in failure for failure in judged.failures)
 
 
 def test_usage_sees_what_a_process_opens():
-    before = usage(os.getpid())
+    before = read_usage(os.getpid())
     with socket.socket(), open(os.devnull):
-        after = usage(os.getpid())
+        after = read_usage(os.getpid())
     assert (after["sockets"], after["descriptors"]) == (before["sockets"] + 1, before["descriptors"] + 2)
     assert after["memory"] > after["private"] > 1 << 20
     assert after["threads"] >= 1
@@ -179,16 +187,16 @@ def test_usage_sees_what_a_process_opens():
 def test_pages_of_a_file_are_nothing_that_a_process_holds_for_itself(tmp_path):
     file, size = tmp_path / "code", 64 << 20
     file.write_bytes(bytes(size))
-    before = usage(os.getpid())
+    before = read_usage(os.getpid())
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert not any(pages[place] for place in range(0, size, mmap.PAGESIZE))
-        read = usage(os.getpid())
-        own = bytearray(b"1") * size
-        held = usage(os.getpid())
-    assert len(own) == size
+        read = read_usage(os.getpid())
+        private = bytearray(b"1") * size
+        after = read_usage(os.getpid())
+    assert len(private) == size
     assert read["memory"] - before["memory"] > 0.9 * size
     assert abs(read["private"] - before["private"]) < 0.1 * size
-    assert held["private"] - read["private"] > 0.9 * size
+    assert after["private"] - read["private"] > 0.9 * size
 
 
 def taking_turns():
@@ -207,27 +215,27 @@ TURN_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("words", [None, *TURN_FAULTS])
-def test_turns_are_judged(words):
-    frames, found = taking_turns(), Verdict("calm")
-    if words is not None:
-        TURN_FAULTS[words](frames)
-    judge_turns(found, frames, ["a", "b"])
-    assert [words in failure for failure in found.failures] == [True] * (words is not None)
-    assert sum(found.figures["turns"].values()) == (40 if words == "b had no turn" else 80)
+@pytest.mark.parametrize("fault", [None, *TURN_FAULTS])
+def test_turns_are_judged(fault):
+    frames, judged = taking_turns(), Verdict("calm")
+    if fault is not None:
+        TURN_FAULTS[fault](frames)
+    judge_turns(judged, frames, ["a", "b"])
+    assert [fault in failure for failure in judged.failures] == [True] * (fault is not None)
+    assert sum(judged.figures["turns"].values()) == (40 if fault == "b had no turn" else 80)
 
 
 def test_networks_of_one_robot_are_judged_each_and_counted_together():
     one, other = verdict(*good()), verdict(*good())
-    assert together("calm", {"": one}) is one
+    assert merge_verdicts("calm", {"": one}) is one
     other.failures.append("results are out of order")
     other.figures.update(back_s=None, during_max_s=9.0)
-    both = together("calm", {"a": one, "b": other})
+    both = merge_verdicts("calm", {"a": one, "b": other})
     assert both.failures == ["b: results are out of order"]
     assert (both.figures["frames"], both.figures["faults"]) == (400, 2)
     assert (both.figures["back_s"], both.figures["during_max_s"]) == (None, 9.0)
     assert both.figures["robot"] == one.figures["robot"]
-    died = together("calm", {"a": one, "b": Verdict("calm", failures=["the robot ended with exit code 1"])})
+    died = merge_verdicts("calm", {"a": one, "b": Verdict("calm", failures=["the robot ended with exit code 1"])})
     assert (died.figures, died.failures) == ({}, ["b: the robot ended with exit code 1"])
 
 
@@ -235,14 +243,14 @@ def test_where_members_of_a_pool_are_lost_frames_may_wait():
     frames, summary = good()
     _wait(frames, summary)
     faults = [Fault(10.0, 12.0, 12.1, {"robot": USED, "server": USED})]
-    found = judge("pool_node", frames, summary, [0.03] * 20, faults, outage=False, allows_s=math.inf)
-    assert found.passed, found.failures
+    judged = judge_run("pool_node", frames, summary, [0.03] * 20, faults, outage=False, allows_s=math.inf)
+    assert judged.passed, judged.failures
 
 
-def test_coming_back_late_or_never_is_found():
-    found = verdict(*good(), back=18.0).failures[0]
-    assert "only after 3.00 s" in found
-    assert "as forecast" in found
+def test_coming_back_late_or_never_is_detected():
+    failure = verdict(*good(), back=18.0).failures[0]
+    assert "only after 3.00 s" in failure
+    assert "as forecast" in failure
     assert "no frame went to the server again" in verdict(*good(), back=None).failures
 
 
@@ -250,9 +258,9 @@ def test_the_longest_time_without_the_server_is_judged_where_a_pool_loses_a_memb
     frames, _ = good()  # local from 10 to 15 s
     faults = [Fault(9.95, 12.0, 12.1), Fault(16.0, 17.0, 17.1)]
     for most_s, failures in ((6.0, 0), (4.0, 1)):
-        found = Verdict("pool_node")
-        judge_gap(found, frames, faults, most_s)
-        assert (found.figures["gap_s"], len(found.failures)) == (pytest.approx(5.07, abs=0.1), failures)
+        judged = Verdict("pool_node")
+        judge_gap(judged, frames, faults, most_s)
+        assert (judged.figures["gap_s"], len(judged.failures)) == (pytest.approx(5.07, abs=0.1), failures)
 
 
 def test_a_manager_that_stays_local_or_hedges_always_fails_the_calm_scenario():
@@ -265,30 +273,30 @@ def test_a_manager_that_stays_local_or_hedges_always_fails_the_calm_scenario():
 
 def test_the_list_names_every_scenario_and_a_wrong_name_is_refused(capsys):
     assert main(["chaos", "--list"]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in SCENARIOS)
+    line = capsys.readouterr().out
+    assert all(name in line for name in SCENARIOS)
     assert main(["chaos", "earthquake"]) == 1
     assert "no scenario 'earthquake'" in capsys.readouterr().err
     assert len(SCENARIOS) >= 13
 
 
-def test_a_file_of_results_is_kept_up_to_date_scenario_by_scenario(tmp_path):
+def test_a_file_of_results_is_updated_scenario_by_scenario(tmp_path):
     path = tmp_path / "chaos.json"
     frames, summary = good()
     before = ("rtt (replay)", "reset (split)", "reset", "calm")
-    older = [record(verdict(frames, summary, scenario=name)) for name in before]
-    records.write(path, "chaos", merged([], older))
-    newer = record(verdict(frames, summary, back=18.0, scenario="calm"))
+    older = [make_record(verdict(frames, summary, scenario=name)) for name in before]
+    records.write(path, "chaos", merge_records([], older))
+    newer = make_record(verdict(frames, summary, back=18.0, scenario="calm"))
     assert not newer["passed"]
-    found = merged(records.read_list(path, "chaos"), [newer])
-    passed = [(item["scenario"], item["passed"]) for item in found]
+    updated = merge_records(records.read_list(path, "chaos"), [newer])
+    passed = [(item["scenario"], item["passed"]) for item in updated]
     assert passed == [("calm", False), ("reset", True), ("reset (split)", True), ("rtt (replay)", True)]
     path.write_text("[1]")
     with pytest.raises(BadInput, match="holds something else"):
         records.read_list(path, "chaos")
 
 
-def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_path, monkeypatch):
+def test_an_interrupted_run_saves_its_verdicts_and_resumes(tmp_path, monkeypatch):
     path, ran = tmp_path / "chaos.json", []
     frames, summary = good()
 
@@ -299,11 +307,11 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
         return verdict(frames, summary, scenario=name)
 
     monkeypatch.setattr("edge_offload_benchmarks.commands.chaos.run_scenario", scenario)
-    words = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
+    command = ["chaos", "blackhole", "reset", "stalls", "rtt", "--json", str(path)]
     with contextlib.suppress(KeyboardInterrupt):
-        main(words)
+        main(command)
     assert [item["scenario"] for item in records.read_list(path, "chaos")] == ["blackhole"]
-    assert main([*words, "--resume"]) == 0
+    assert main([*command, "--resume"]) == 0
     assert ran == ["blackhole", "reset", "reset", "stalls", "rtt"]
     assert [item["scenario"] for item in records.read_list(path, "chaos")] == ["blackhole", "reset", "stalls", "rtt"]
 
@@ -320,7 +328,7 @@ def test_a_run_that_is_cut_off_keeps_what_it_found_and_goes_on_from_there(tmp_pa
     ],
 )
 def test_the_real_thing(name, repeat, robot):
-    found = run_scenario(name, 1.5, repeat, timing=False, robot=robot)
-    assert found.passed, found.failures
-    assert found.figures["results"] > 10
-    assert found.figures.get("two_outstanding") == (0 if robot.turns else None)
+    judged = run_scenario(name, 1.5, repeat, timing=False, robot=robot)
+    assert judged.passed, judged.failures
+    assert judged.figures["results"] > 10
+    assert judged.figures.get("two_outstanding") == (0 if robot.turns else None)

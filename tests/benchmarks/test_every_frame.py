@@ -24,7 +24,7 @@ def summary(delays_s, origin="carried"):
 @pytest.mark.parametrize(("late", "met"), [(0, True), (1, True), (4, False)])
 def test_one_frame_in_a_hundred_may_be_late(late, met):
     delays = [0.02] * (200 - late) + [0.3] * late
-    record = every_frame.judge([every_frame._row("patrol", "scene", summary(delays))], 20.0, 0.5)
+    record = every_frame.judge_rows([every_frame._row_of("patrol", "scene", summary(delays))], 20.0, 0.5)
     records.validate("every_frame_bench", record)
     assert [bar["met"] for bar in record["bars"]] == [met]
     assert record["rows"][0]["results"] == 200
@@ -32,4 +32,4 @@ def test_one_frame_in_a_hundred_may_be_late(late, met):
 
 def test_a_run_that_carries_nothing_is_no_answer():
     with pytest.raises(RemoteError, match="nothing was carried"):
-        every_frame._row("agrnav", "scene", summary([0.02], "fresh"))
+        every_frame._row_of("agrnav", "scene", summary([0.02], "fresh"))

@@ -12,8 +12,8 @@ from edge_offload import records
 from edge_offload.execute.session.serve import serve_message
 from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.protocol.messages import DeviceMessage, parse_answer
-from edge_offload_benchmarks.experiments.fuzz import fuzz
-from edge_offload_benchmarks.fuzzing.calls import entry, mangle, replaced, tensor_item
+from edge_offload_benchmarks.experiments.fuzz import fuzz_server
+from edge_offload_benchmarks.fuzzing.calls import make_entry, mangle_buffers, replace_value, tensor_item
 
 pytestmark = pytest.mark.process
 
@@ -24,7 +24,7 @@ def square() -> DeviceMessage:
     message.entries = [
         ("edge::alloc", b"I" + struct.pack("<q", 16), None, 0),
         ("edge::upload", item + b"P" + struct.pack("<BBq", 6, 1, 4), None, 0),
-        entry("aten::mul.Tensor", item + item),
+        make_entry("aten::mul.Tensor", item + item),
         ("edge::download", item, None, 0),
     ]
     message.segments = [(0, struct.pack("<8I", 0, 1, 0, 2, 0, 0, 3, 1))]
@@ -39,10 +39,10 @@ def test_a_device_answers_whatever_it_is_sent() -> None:
     for number in range(3000):
         facts, *payloads = square().to_wire()
         if number % 2:
-            facts = msgpack.packb(replaced(msgpack.unpackb(facts), draw))
+            facts = msgpack.packb(replace_value(msgpack.unpackb(facts), draw))
         buffers = [bytearray(facts), *map(bytearray, payloads)]
         if not number % 2:
-            mangle(buffers, draw)
+            mangle_buffers(buffers, draw)
         good += parse_answer(serve_message(DeviceSession(), buffers)).error is None
     assert 0 < good < 1500
     assert parse_answer(serve_message(DeviceSession(), square().to_wire())).outcomes[0].tensor.tolist() == [1, 4, 9, 16]
@@ -50,7 +50,7 @@ def test_a_device_answers_whatever_it_is_sent() -> None:
 
 @pytest.mark.slow
 def test_a_server_outlives_hostile_messages() -> None:
-    record = fuzz(200, 40, seed=1)
+    record = fuzz_server(200, 40, seed=1)
     records.validate("fuzz", record)
     assert record["failures"] == []
     assert record["strangers"]["let in"] == 0

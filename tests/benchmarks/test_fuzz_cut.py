@@ -12,7 +12,7 @@ from edge_offload_benchmarks.fuzzing import peers as fuzz_peers
 
 def test_a_send_on_a_connection_that_was_cut_ends_the_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzz_peers, "CUT_S", 0.2)
-    monkeypatch.setattr(fuzz_peers.Babbler, "_nonsense", lambda self, epoch, number: [b"nonsense"])
+    monkeypatch.setattr(fuzz_peers.Babbler, "_make_nonsense", lambda self, epoch, number: [b"nonsense"])
     keys = KeyStore(tmp_path)
     many = 10_000_000  # never sent: the connection is cut long before
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -21,7 +21,7 @@ def test_a_send_on_a_connection_that_was_cut_ends_the_batch(tmp_path, monkeypatc
         babbler = fuzz_peers.Babbler(address, keys.ensure_pair("server").public, keys.ensure_pair("client"),
                                      random.Random(1))  # fmt: skip
         sent = []
-        attack = threading.Thread(target=lambda: sent.append(babbler.batch(many)), daemon=True)
+        attack = threading.Thread(target=lambda: sent.append(babbler.send_batch(many)), daemon=True)
         attack.start()
         attack.join(60)
         assert not attack.is_alive(), "it waits for a connection that nobody dials"

@@ -47,7 +47,7 @@ def phase(tmp_path):
 
 
 def test_a_failed_measurement_is_a_record_and_the_phase_goes_on(phase):
-    with phase.guarded("first"):
+    with phase.guard_errors("first"):
         raise ValueError("no such kernel")
     phase.record("second", value=2)
     first, second = results.read_json(phase.path)["records"]
@@ -58,20 +58,20 @@ def test_a_failed_measurement_is_a_record_and_the_phase_goes_on(phase):
 
 
 def test_records_of_an_earlier_attempt_stay(phase):
-    results.begin(phase.settings, "facts")
+    results.begin_phase(phase.settings, "facts")
     phase.record("machine", cores=1)
-    results.finish(phase.settings, "facts", "killed at its time limit", 3.0)
-    results.begin(phase.settings, "facts")
+    results.finish_phase(phase.settings, "facts", "killed at its time limit", 3.0)
+    results.begin_phase(phase.settings, "facts")
     document = results.read_json(phase.path)
     assert document["status"] == "running"
     assert [one["records"][0]["cores"] for one in document["earlier"]] == [1]
 
 
-def test_facts_of_the_machine_come_first(phase):
-    results.begin(phase.settings, "bits")
-    results.begin(phase.settings, "facts")
+def test_facts_of_the_machine_are_listed_first(phase):
+    results.begin_phase(phase.settings, "bits")
+    results.begin_phase(phase.settings, "facts")
     phase.record("machine", cores=16)
-    merged = results.merge(phase.settings, list(table.PHASES))
+    merged = results.merge_phases(phase.settings, list(table.PHASES))
     assert next(iter(merged)) == "machine"
     assert merged["machine"][0]["cores"] == 16
     assert list(merged["phases"]) == ["facts", "bits"]
@@ -97,26 +97,26 @@ def test_carried_libraries_do_not_serve_changed_sources(tmp_path):
         (f"lz4-4.4.5-cp3{sys.version_info[1]}-cp3{sys.version_info[1]}-manylinux2014_x86_64.whl", True),
     ],
 )
-def test_wheels_of_another_python_are_left_out(name, expected):
-    assert install.fits(name) == expected
+def test_wheels_of_another_python_are_omitted(name, expected):
+    assert install.fits_python(name) == expected
 
 
-def test_a_server_knows_each_network_by_its_name():
-    assert set(served.OWN) == set(networks.OWN)
+def test_a_server_opens_each_network_by_its_name():
+    assert set(served.BENCH_NETWORKS) == set(networks.BUILDERS)
     assert networks.__name__ == served.MODULE
-    assert served.allow(["tiny", "movenet"]) == ["--allow", f"{networks.__name__}:tiny"]
+    assert served.allow_options(["tiny", "movenet"]) == ["--allow", f"{networks.__name__}:tiny"]
 
 
 def test_joined_phases_run_at_once_with_the_longest_limit():
     joined = table.entry_of("facts+correct+batches")
     assert joined.parts == ("facts", "bits", "conformance", "modules", "build", "batches")
     assert joined.seconds == table.PHASES["correct"].seconds
-    assert runner.unknown(["facts+nothing", "pool", "facts:60"]) == ["facts+nothing"]
+    assert runner.list_unknown(["facts+nothing", "pool", "facts:60"]) == ["facts+nothing"]
 
 
 def test_a_tiny_rehearsal_has_every_default_phase():
-    every = [part for entry in table.DEFAULT for part in table.members(entry)]
-    assert sorted(part for entry in table.TINY_DEFAULT for part in table.members(entry)) == sorted(every)
+    every = [part for entry in table.DEFAULT for part in table.list_members(entry)]
+    assert sorted(part for entry in table.TINY_DEFAULT for part in table.list_members(entry)) == sorted(every)
 
 
 def test_eight_cores_are_shared_and_fewer_are_not():
@@ -125,7 +125,7 @@ def test_eight_cores_are_shared_and_fewer_are_not():
 
 
 @pytest.mark.process
-def test_an_unknown_phase_is_named_before_anything_begins(tmp_path):
+def test_an_unknown_phase_is_named_before_anything_starts(tmp_path):
     done = subprocess.run(command(tmp_path, "fact"), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "no phase 'fact'; there are: install, facts, " in done.stderr
@@ -145,7 +145,7 @@ def test_a_phase_that_does_not_fit_is_not_begun(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_results_are_there_when_a_later_phase_is_killed(tmp_path, number):
+def test_results_remain_when_a_later_phase_is_killed(tmp_path, number):
     arguments = command(tmp_path, "install", "pool", "facts")
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: is_done(tmp_path, "pool"))
@@ -179,7 +179,7 @@ def test_a_rehearsal_without_a_gpu_measures_and_compares(tmp_path):
     )
     phases = read(tmp_path)["phases"]
     assert {name: one["status"] for name, one in phases.items()} == {
-        name: "done" for entry in table.DEFAULT for name in table.members(entry)
+        name: "done" for entry in table.DEFAULT for name in table.list_members(entry)
     }, done.stdout[-3000:]
     failed = [record for one in phases.values() for record in one["records"] if "failed" in record]
     assert failed == []

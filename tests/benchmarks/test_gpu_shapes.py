@@ -37,26 +37,26 @@ def command(mode: str) -> List[str]:
 @pytest.mark.process
 def test_an_entry_that_ends_its_process_is_skipped(survey: shapes.Survey) -> None:
     shapes.run_part(command("ends"), 0, time.monotonic() + 120, survey)
-    document = survey.document()
+    document = survey.make_document()
     assert document["entries"] == {"covered": 2, "of": 3, "skipped": 1}
     assert document["counts"] == [["aten::sort", 1, 0, 4, 1]]
     assert survey.errors == ["it ended\n"]
 
 
 @pytest.mark.process
-def test_what_was_counted_until_time_runs_out_is_there(survey: shapes.Survey) -> None:
+def test_counts_until_the_time_limit_are_saved(survey: shapes.Survey) -> None:
     shapes.run_part(command("sleeps"), 0, time.monotonic() + 5, survey)
-    document = survey.document()
+    document = survey.make_document()
     assert document["entries"] == {"covered": 1, "of": 3, "skipped": 0}
     assert document["counts"] == [["aten::sort", 1, 0, 2, 0]]
 
 
-def test_a_phase_writes_what_there_is_when_its_processes_do_not_end(
+def test_a_phase_writes_partial_results_when_its_processes_do_not_end(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never_ends(_: Any, number: int, __: float, survey: shapes.Survey) -> None:
         survey.entries[number] = 2
-        survey.add([["aten::sort", 1, 0, 3, 0]])
+        survey.add_rows([["aten::sort", 1, 0, 3, 0]])
         end.wait(60)
 
     end = threading.Event()

@@ -9,10 +9,10 @@ import pytest
 from edge_offload import records
 from edge_offload.execute import heap
 from edge_offload.native import libraries
-from edge_offload_benchmarks.held_robots import judge, together
+from edge_offload_benchmarks.held_robots import judge_load, load_together
 
 
-def told(frames: int = 20, plan: str = "split", **fell_back: int) -> dict:
+def load_of(frames: int = 20, plan: str = "split", **fell_back: int) -> dict:
     return {"seconds": [0.1] * frames, "fell_back": fell_back, "plan": plan}
 
 
@@ -20,11 +20,11 @@ def checked(equal: int, difference: float) -> dict:
     return {"checked": 12, "equal": equal, "difference": difference}
 
 
-def test_robots_are_held_to_exactness_fairness_and_to_their_mode() -> None:
-    fine = [told(20), told(22)]
+def test_robots_are_judged_by_exactness_fairness_and_their_mode() -> None:
+    fine = [load_of(20), load_of(22)]
 
-    def passed(mode: str, held: list, results: list) -> bool:
-        record = judge(mode, "net", 2.0, held, results, [1, 2, 3], records.latency_summary)
+    def passed(mode: str, loads: list, results: list) -> bool:
+        record = judge_load(mode, "net", 2.0, loads, results, [1, 2, 3], records.latency_summary)
         records.validate("held_robots", record)
         return bool(record["passed"])
 
@@ -33,11 +33,13 @@ def test_robots_are_held_to_exactness_fairness_and_to_their_mode() -> None:
     assert not passed("replay", fine, [exact, near]), "replay gives the robot's bits"
     assert passed("split", fine, [exact, near])
     assert not passed("split", fine, [exact, far])
-    assert not passed("replay", [told(20), told(30)], [exact, exact]), "one was served more"
-    alone = told(300, plan="device-only")
-    assert passed("split", [*fine, alone], [exact, near, exact]), "its plan leaves all to the robot: it is not served"
-    assert not passed("split", [told(20), told(30), alone], [exact, near, exact])
-    assert not passed("replay", [told(20), told(20, late=1)], [exact, exact]), "a frame was computed on the robot"
+    assert not passed("replay", [load_of(20), load_of(30)], [exact, exact]), "one was served more"
+    undivided = load_of(300, plan="device-only")
+    assert passed("split", [*fine, undivided], [exact, near, exact]), (
+        "its plan leaves all to the robot: it is not served"
+    )
+    assert not passed("split", [load_of(20), load_of(30), undivided], [exact, near, exact])
+    assert not passed("replay", [load_of(20), load_of(20, late=1)], [exact, exact]), "a frame was computed on the robot"
     assert not passed("split", fine, [{"checked": 0, "equal": 0, "difference": 0.0}] * 2), "nothing was compared"
 
 
@@ -50,6 +52,6 @@ def test_results_are_compared_with_those_of_plain_cuda(monkeypatch: pytest.Monke
     libraries.build_device()
     launcher = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--"]
     monkeypatch.setattr(heap, "LAUNCHER", launcher)
-    record = together("server", "kapao_vtest", 1, 1.0, "cuda")
+    record = load_together("server", "kapao_vtest", 1, 1.0, "cuda")
     assert record["checked"] > 0
     assert record["equal"] == record["checked"]

@@ -42,7 +42,9 @@ def test_an_operator_is_recorded_or_part_of_one_or_explained_or_something_else()
         "lstm": observation(lstm=[]),
         "refused": observation(samples=0),
     }
-    record = kernels.compared(fake, recorded, {"aten::cudnn_sampler": "why", "aten::_fused": "", "aten::absent": ""})
+    record = kernels.compare_observations(
+        fake, recorded, {"aten::cudnn_sampler": "why", "aten::_fused": "", "aten::absent": ""}
+    )
     verdicts = {item["entry"]: item["verdict"] for item in record["kernels"]}
     assert verdicts == {"norm": "whole", "fused": "recorded", "sampler": "explained", "cell": "other"}
     assert set(record["not_judged"]) == {"lstm", "refused"}
@@ -51,9 +53,9 @@ def test_an_operator_is_recorded_or_part_of_one_or_explained_or_something_else()
 
 
 @pytest.mark.skipif(CUDA, reason="this torch is a build with CUDA")
-def test_a_build_for_the_cpu_cannot_say_what_plain_cuda_does() -> None:
+def test_a_build_for_the_cpu_cannot_compare_with_plain_cuda() -> None:
     with pytest.raises(Unsupported, match="no build with CUDA"):
-        kernels.measure()
+        kernels.measure_kernels()
 
 
 @needs_cuda_build
@@ -81,8 +83,10 @@ def test_a_few_entries_are_recorded_as_plain_cuda_dispatches(tmp_path: pathlib.P
 @pytest.mark.process
 def test_what_is_recorded_otherwise_for_no_reason_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = {"nn.LSTMCell": observation(sigmoid=[], mul=[])}
-    observe = kernels.observe
-    monkeypatch.setattr(kernels, "observe", lambda command: recorded if "recorded" in command else observe(command))
+    observe = kernels.observe_command
+    monkeypatch.setattr(
+        kernels, "observe_command", lambda command: recorded if "recorded" in command else observe(command)
+    )
     assert kernels.run(argparse.Namespace(entries=["nn.LSTMCell"], limit=1, json=None)) == 1
 
 
@@ -91,4 +95,4 @@ def test_what_is_recorded_otherwise_for_no_reason_fails(monkeypatch: pytest.Monk
 @pytest.mark.process
 def test_a_name_that_no_entry_has_is_refused() -> None:
     with pytest.raises(BadInput, match="no entry"):
-        kernels.measure(["no.such.entry"])
+        kernels.measure_kernels(["no.such.entry"])

@@ -14,7 +14,7 @@ import pytest
 from edge_offload.cli import main
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload_benchmarks.experiments import multitask
-from edge_offload_benchmarks.patrol_run import RESULTS, read
+from edge_offload_benchmarks.patrol_run import RESULTS, read_messages
 from edge_offload_benchmarks.simulation import staleness, turn_links
 from edge_offload_benchmarks.simulation.offline_optimum import optimum
 from edge_offload_benchmarks.simulation.staleness import FAR, METHODS, VERSION, Stretch, Table, load, save
@@ -37,8 +37,10 @@ def a_table(task: str, rates: np.ndarray, seed: int = 0) -> Table:
     lost = np.concatenate([[0.0], np.cumsum(rates)])
     drop = np.full((count, FAR + 1), np.nan)
     for later in range(FAR + 1):
-        here = lost[later + 1 :] - lost[1 : count - later + 1]
-        drop[: count - later, later] = np.minimum(1.0, (0.1 + here + random.uniform(0, 0.01, len(here))) * (later > 0))
+        drops_per_age = lost[later + 1 :] - lost[1 : count - later + 1]
+        drop[: count - later, later] = np.minimum(
+            1.0, (0.1 + drops_per_age + random.uniform(0, 0.01, len(drops_per_age))) * (later > 0)
+        )
     arrays = {f"drop/{method}": drop for method in METHODS}
     arrays["drop/local"] = np.full(count, 0.4)
     if task == "scene":
@@ -90,7 +92,7 @@ def test_optimum_is_the_best_of_everything_that_can_be_done(seed: int) -> None:
 
 
 @pytest.mark.parametrize("latencies", [(4, 4), (2, 5), (1, 3)])
-def test_the_way_of_the_optimum_costs_what_it_says_and_nobody_beats_it(latencies) -> None:
+def test_the_optimal_schedule_costs_its_optimum_and_no_other_is_better(latencies) -> None:
     random = np.random.default_rng(3)
     pair = a_pair(random.uniform(0, 0.05, 120), random.uniform(0, 0.05, 120), latencies)
     costs = pair.drops("carried")
@@ -150,15 +152,15 @@ def test_turns_go_to_the_task_that_loses_more() -> None:
 def test_constant_rates_and_a_robot_that_stands() -> None:
     for row in multitask.constant_rates([10], (4, 4), turns=60):
         assert row["long_run"] <= 1.005 * row["best_period"]
-    assert multitask.standing((4, 4))["share"] >= 0.75
+    assert multitask.standing_share((4, 4))["share"] >= 0.75
 
 
-def test_tables_are_kept_and_what_is_none_is_refused(tmp_path: pathlib.Path) -> None:
+def test_tables_are_saved_and_other_files_refused(tmp_path: pathlib.Path) -> None:
     made = a_table("scene", constant(0.01, 60))
     save(tmp_path / "t.npz", made)
-    again = load(tmp_path / "t.npz")
-    assert again.about == made.about
-    assert np.allclose(again.drop("carried"), made.drop("carried"), equal_nan=True, atol=1e-6)
+    loaded = load(tmp_path / "t.npz")
+    assert loaded.about == made.about
+    assert np.allclose(loaded.drop("carried"), made.drop("carried"), equal_nan=True, atol=1e-6)
     (tmp_path / "bad.npz").write_bytes(b"no table")
     with pytest.raises(BadInput, match="no table of staleness"):
         load(tmp_path / "bad.npz")
@@ -177,14 +179,14 @@ def test_people_are_compared_with_those_of_the_very_frame_that_they_are_shown_in
         {"boxes/network": network, "boxes/local": network, "boxes/speed": speed, "boxes/carried": carried}
     )
     for n in range(count):
-        there = min(FAR, count - 1 - n) + 1
+        known_ages = min(FAR, count - 1 - n) + 1
         for method in METHODS:
-            assert np.isfinite(drops[f"drop/{method}"][n, :there]).all()
-            assert np.isnan(drops[f"drop/{method}"][n, there:]).all()
-        assert drops["drop/carried"][n, :there] == pytest.approx(0, abs=1e-6)
-        assert drops["drop/velocity"][n, :there] == pytest.approx(0, abs=1e-6)
+            assert np.isfinite(drops[f"drop/{method}"][n, :known_ages]).all()
+            assert np.isnan(drops[f"drop/{method}"][n, known_ages:]).all()
+        assert drops["drop/carried"][n, :known_ages] == pytest.approx(0, abs=1e-6)
+        assert drops["drop/velocity"][n, :known_ages] == pytest.approx(0, abs=1e-6)
         assert drops["drop/held"][n, 0] == pytest.approx(0, abs=1e-6)
-        assert (np.diff(drops["drop/held"][n, : min(there, 4)]) > 0).all()
+        assert (np.diff(drops["drop/held"][n, : min(known_ages, 4)]) > 0).all()
     assert drops["drop/local"] == pytest.approx(0, abs=1e-6)
 
 
@@ -204,28 +206,28 @@ def test_scenes_are_compared_with_those_of_the_very_sweep_that_they_are_shown_in
 
     monkeypatch.setattr(completer, "SceneCompleter", Hits)
     table = staleness._scene(Stretch("scene", 0, 5), lambda _: None)
-    held, carried = table.arrays["drop/held"], table.arrays["drop/carried"]
+    stale, carried = table.arrays["drop/held"], table.arrays["drop/carried"]
     for n in range(5):
         for later in range(5 - n):
-            assert held[n, later] == pytest.approx(scene_drop(labels[n], labels[n + later])), (n, later)
-        assert np.isnan(held[n, 5 - n :]).all()
-        assert carried[n, 0] == held[n, 0] == 0
-    assert (held[0, 1:5] > 0).all(), "the robot drives"
-    assert np.nanmean(carried[:, 1:5]) < np.nanmean(held[:, 1:5])
+            assert stale[n, later] == pytest.approx(scene_drop(labels[n], labels[n + later])), (n, later)
+        assert np.isnan(stale[n, 5 - n :]).all()
+        assert carried[n, 0] == stale[n, 0] == 0
+    assert (stale[0, 1:5] > 0).all(), "the robot drives"
+    assert np.nanmean(carried[:, 1:5]) < np.nanmean(stale[:, 1:5])
 
 
 def test_the_command_on_small_tables(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture) -> None:
     random = np.random.default_rng(5)
     for stretch in (Stretch("people", 400, 100), Stretch("people", 601, 100), Stretch("scene", 1, 100),
-                    Stretch("scene", 2, 100, held_out=True)):  # fmt: skip
+                    Stretch("scene", 2, 100, validation=True)):  # fmt: skip
         save(tmp_path / f"{stretch.name}.npz", a_table(stretch.task, random.uniform(0, 0.03, 100), stretch.number))
     labelled, plotted = tmp_path / "labels.json", tmp_path / "m.png"
     labels = {"frames": [{"frame": 660, "people": [{"box": [100, 100, 150, 200], "partial": False}]}]}
     labelled.write_text(json.dumps(labels))
     out = tmp_path / "multitask.json"
-    asked = ["--tables", str(tmp_path), "--train", "400:100/1", "--held-out", "601:100/2", "--weights", "1:1",
+    options = ["--tables", str(tmp_path), "--train", "400:100/1", "--held-out", "601:100/2", "--weights", "1:1",
              "--seeds", "0", "--labels", str(labelled), "--json", str(out), "--plot", str(plotted)]  # fmt: skip
-    assert main(["bench", "multitask", *asked]) == 0
+    assert main(["bench", "multitask", *options]) == 0
     record = json.loads(out.read_text())
     assert record["weights"][0]["optimum"]["mean"] <= record["weights"][0]["turns"]["mean"]
     names = {row["schedule"] for row in record["rows"]}
@@ -254,21 +256,21 @@ def message(second: float, **fields: object) -> SimpleNamespace:
 
 
 def test_a_real_run_is_read_by_task() -> None:
-    came = []
+    messages = []
     for task, topic in RESULTS.items():
         for number in range(11):
             seen = SimpleNamespace(origin="carried", seen=At(100 + number / 10 - 0.3))
-            came.append((topic, message(100 + number / 10, result=seen), 0))
-        came.append(("/offload/drop", message(100, task=task, drop=0.25, staleness=At(0.4)), 0))
-        came.append(("/offload/turn_taken", message(100, task=task, state=3, ENDED=3), int(100.2e9)))
-    found = read(came)
-    assert found["scene"].pop("results_by_origin") == {"carried": 11}
-    assert found["scene"] == pytest.approx(
+            messages.append((topic, message(100 + number / 10, result=seen), 0))
+        messages.append(("/offload/drop", message(100, task=task, drop=0.25, staleness=At(0.4)), 0))
+        messages.append(("/offload/turn_taken", message(100, task=task, state=3, ENDED=3), int(100.2e9)))
+    by_task = read_messages(messages)
+    assert by_task["scene"].pop("results_by_origin") == {"carried": 11}
+    assert by_task["scene"] == pytest.approx(
         {"stale_s": 0.3, "turns_per_s": 1.0, "latency_s": 0.2, "compared": 1,
          "drop": 0.25, "drop_stale_s": 0.4}, abs=1e-6,
     )  # fmt: skip
     with pytest.raises(RemoteError, match="nothing was carried of the task scene"):
-        read(came[:-1])
+        read_messages(messages[:-1])
 
 
 def test_local_algorithms_cost_more_joules_than_sending() -> None:

@@ -29,5 +29,5 @@ def test_every_layer_is_gathered_and_the_result_is_right(share: float) -> None:
         rows = {transfer.sender: (transfer.low, transfer.high) for transfer in sent}
         assert rows == {Side.ROBOT: (0, 16 * share), Side.SERVER: (16 * share, 16)}
     with torch.no_grad():
-        (found,), expected = run_plan(plan, network.located, network.program.constants, [x]), NET(x)
-    assert torch.allclose(found, expected, atol=1e-6)
+        (computed,), expected = run_plan(plan, network.located, network.program.constants, [x]), NET(x)
+    assert torch.allclose(computed, expected, atol=1e-6)

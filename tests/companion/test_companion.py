@@ -67,26 +67,26 @@ def reason(module, picture, expected, mode=Mode.LOCAL):
 class TestOnItsGpu:
     pytestmark = on_virtual_gpu
 
-    def test_a_network_is_computed_there_and_here_while_the_process_is_gone(self, gpu):
+    def test_a_network_is_computed_by_the_companion_and_locally_without_it(self, gpu):
         module = split_nets.pictures(seed=3)
         offloaded = OffloadedModule(f"{NETS}:pictures", module, options={"seed": 3}, device=gpu.device, companion=gpu)
         picture = image()
         with torch.no_grad():
             expected = module(picture)
         assert offloaded.state()["local"] == "ready on cuda, in a process beside this one"
-        found = [""] * 4
+        reasons = [""] * 4
         together = threading.Barrier(4)
 
         def run(number):
             together.wait()
-            found[number] = reason(offloaded, image(number), _expected(module, image(number)))
+            reasons[number] = reason(offloaded, image(number), _expected(module, image(number)))
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [""] * 4
+        assert reasons == [""] * 4
         os.kill(gpu.pid, signal.SIGKILL)
         assert "computed on the CPU in place of cuda: the executor process" in reason(offloaded, picture, expected)
         until(lambda: not reason(offloaded, picture, expected), 120)
@@ -98,7 +98,7 @@ class TestOnItsGpu:
         assert "built with other weights" in reason(offloaded, image(), _expected(module, image()))
         offloaded.close()
 
-    def test_the_robots_half_of_plans_is_computed_there(self, gpu, tmp_path):
+    def test_the_robots_half_of_plans_is_computed_by_the_companion(self, gpu, tmp_path):
         server = conftest.Server(tmp_path)
         client = Client(server.address, keys=KeyStore(tmp_path), timings=TIMINGS)
         try:
@@ -134,9 +134,9 @@ class TestOnItsGpu:
 
 def test_an_answer_to_a_question_that_was_given_up_is_not_taken_for_another() -> None:
     ours, theirs = socket.socketpair()
-    there, back = SharedRegion(), SharedRegion()
-    asking = TensorChannel(Channel(ours), there, back)
-    answering = TensorChannel(Channel(theirs), SharedRegion(os.dup(back.fd)), SharedRegion(os.dup(there.fd)))
+    forth, back = SharedRegion(), SharedRegion()
+    asking = TensorChannel(Channel(ours), forth, back)
+    answering = TensorChannel(Channel(theirs), SharedRegion(os.dup(back.fd)), SharedRegion(os.dup(forth.fd)))
 
     def double(tensors, **facts):
         return facts, [2 * tensor for tensor in tensors]
@@ -144,12 +144,12 @@ def test_an_answer_to_a_question_that_was_given_up_is_not_taken_for_another() ->
     def fail(tensors):
         raise OutOfMemory("it is full", "free some")
 
-    serving = threading.Thread(target=_until_gone, args=(answering, {"double": double, "fail": fail}))
+    serving = threading.Thread(target=_serve_until_closed, args=(answering, {"double": double, "fail": fail}))
     serving.start()
-    asking.headers.send({"number": 0, "what": "double", "facts": {}, "tensors": there.write([torch.ones(3)])})
-    facts, (found,) = asking.request("double", [torch.full((2,), 4.0)], name="x")
+    asking.headers.send({"number": 0, "what": "double", "facts": {}, "tensors": forth.write([torch.ones(3)])})
+    facts, (doubled,) = asking.request("double", [torch.full((2,), 4.0)], name="x")
     assert facts == {"name": "x"}
-    assert found.tolist() == [8.0, 8.0]
+    assert doubled.tolist() == [8.0, 8.0]
     with pytest.raises(OutOfMemory, match="it is full; free some"):
         asking.request("fail")
     with pytest.raises(RemoteError, match="KeyError"):
@@ -159,7 +159,7 @@ def test_an_answer_to_a_question_that_was_given_up_is_not_taken_for_another() ->
     serving.join()
 
 
-def _until_gone(lane, handlers):
+def _serve_until_closed(lane, handlers):
     with pytest.raises(LinkLost):
         lane.serve_requests(handlers)
 
@@ -171,8 +171,8 @@ def _expected(module, picture):
 
 def test_tensors_of_all_kinds_lie_in_shared_memory() -> None:
     chooser = random.Random(1)
-    here = SharedRegion()
-    there = SharedRegion(os.dup(here.fd))
+    writer = SharedRegion()
+    reader = SharedRegion(os.dup(writer.fd))
     for _ in range(20):
         tensors = []
         for _ in range(chooser.randint(0, 5)):
@@ -181,39 +181,39 @@ def test_tensors_of_all_kinds_lie_in_shared_memory() -> None:
             tensors.append(
                 torch.randint(0, 2, shape).to(dtype).t() if len(shape) == 2 else torch.zeros(shape, dtype=dtype)
             )
-        found = there.read(here.write(tensors), copy=bool(chooser.randint(0, 1)))
-        assert [item.dtype for item in found] == [item.dtype for item in tensors]
-        assert all(torch.equal(one, other) for one, other in zip(found, tensors))
-    here.close()
-    there.close()
+        received = reader.read(writer.write(tensors), copy=bool(chooser.randint(0, 1)))
+        assert [item.dtype for item in received] == [item.dtype for item in tensors]
+        assert all(torch.equal(one, other) for one, other in zip(received, tensors))
+    writer.close()
+    reader.close()
 
 
-def test_nobody_else_has_the_memory_that_is_shared() -> None:
-    here = SharedRegion()
-    here.write([torch.zeros(16)])
-    assert os.fstat(here.fd).st_nlink == 0, "no name in any folder"
-    assert not os.get_inheritable(here.fd), "handed on by number only"
-    assert stat.S_IMODE(os.fstat(here.fd).st_mode) == 0o600
-    here.close()
+def test_shared_memory_is_private_to_the_two_processes() -> None:
+    writer = SharedRegion()
+    writer.write([torch.zeros(16)])
+    assert os.fstat(writer.fd).st_nlink == 0, "no name in any folder"
+    assert not os.get_inheritable(writer.fd), "handed on by number only"
+    assert stat.S_IMODE(os.fstat(writer.fd).st_mode) == 0o600
+    writer.close()
 
 
 def test_what_lies_outside_shared_memory_is_refused() -> None:
-    here = SharedRegion()
-    (placed,) = here.write([torch.zeros(16)])
+    writer = SharedRegion()
+    (placed,) = writer.write([torch.zeros(16)])
     for wrong in (
         {**placed, "at": 1 << 40}, {**placed, "at": -64}, {**placed, "at": 1}, {**placed, "at": "0"},
         {**placed, "shape": [1 << 35]}, {**placed, "shape": [-1]}, {**placed, "dtype": "object"},
     ):  # fmt: skip
         with pytest.raises(ProtocolError):
-            here.read([wrong], copy=False)
+            writer.read([wrong], copy=False)
     with pytest.raises(ProtocolError):
-        here.read({"at": 0}, copy=False)
+        writer.read({"at": 0}, copy=False)
     with pytest.raises(BadInput, match="in one question"):
-        here.write([torch.empty(1, dtype=torch.uint8).expand(MAX_BYTES + 1)])
-    here.close()
+        writer.write([torch.empty(1, dtype=torch.uint8).expand(MAX_BYTES + 1)])
+    writer.close()
 
 
-class Asked:
+class RequestedProcess:
     """Stands for the process, and notes that it was asked."""
 
     def __init__(self, device, threads):
@@ -226,9 +226,9 @@ class Asked:
 @pytest.mark.parametrize(("device", "engine", "expected"), [
     ("auto", "eager", "cuda:1"), ("cuda", "eager", "cuda"), ("cpu", "eager", None), ("cpu", "onnxruntime", "cpu"),
 ])  # fmt: skip
-def test_under_the_virtual_device_a_process_is_asked(monkeypatch, device, engine, expected) -> None:
+def test_under_the_virtual_device_the_companion_computes(monkeypatch, device, engine, expected) -> None:
     monkeypatch.setattr(Virtual, "owner", "a server")
-    monkeypatch.setattr(beside, "ExecutorProcess", Asked)
+    monkeypatch.setattr(beside, "ExecutorProcess", RequestedProcess)
     monkeypatch.setattr(beside.torch_facts, "built_with_cuda", lambda: True)
     where, process = beside.choose_device(device, engine)
     assert (None if process is None else str(process.device)) == expected
@@ -238,7 +238,7 @@ def test_under_the_virtual_device_a_process_is_asked(monkeypatch, device, engine
     assert devices.pick_device("auto").type == "cpu", "the virtual device is never meant"
 
 
-def test_without_a_build_for_cuda_nobody_is_asked(monkeypatch) -> None:
+def test_without_a_build_for_cuda_no_companion_is_started(monkeypatch) -> None:
     monkeypatch.setattr(Virtual, "owner", "a server")
     monkeypatch.setattr(beside, "ExecutorProcess", None)
     monkeypatch.setattr(beside.torch_facts, "built_with_cuda", lambda: False)

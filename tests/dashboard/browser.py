@@ -77,7 +77,7 @@ class Browser:
             if "id" in message:
                 self._answers.pop(message["id"]).set_result(message)
             elif message.get("sessionId") in self._tabs:
-                self._tabs[message["sessionId"]].told(message["method"], message["params"])
+                self._tabs[message["sessionId"]].notify_page(message["method"], message["params"])
 
     def call(self, method: str, session: str = "", **params):
         self._number += 1
@@ -128,7 +128,7 @@ class Tab:
         self.complaints = []
         self.requested = []
 
-    def told(self, method: str, params) -> None:
+    def notify_page(self, method: str, params) -> None:
         if method == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(params["exceptionDetails"])[:500])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
@@ -162,8 +162,8 @@ class Tab:
             if value:
                 return value
             time.sleep(0.05)
-        says = self.value("document.body.innerText")[:800]
-        pytest.fail(f"{what or expression} did not come true; the page says: {says}")
+        page_text = self.value("document.body.innerText")[:800]
+        pytest.fail(f"{what or expression} did not come true; the page says: {page_text}")
 
     def text(self, selector: str) -> str:
         return self.value(f"document.querySelector({json.dumps(selector)}).textContent")

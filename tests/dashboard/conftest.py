@@ -10,7 +10,7 @@ from edge_offload.dashboard.source import RecordSource
 from tests.dashboard.browser import Browser
 
 
-class Told(RecordSource):
+class ScriptedSource(RecordSource):
     """A source that says what the test says."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def history():
 
 @pytest.fixture
 def source():
-    return Told()
+    return ScriptedSource()
 
 
 @pytest.fixture

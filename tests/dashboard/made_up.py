@@ -42,8 +42,8 @@ def run(seconds: float = 60.0, begin_s: float = BEGIN_S, rate: float = 8.0):
 def latency(t_s: float, local: bool = False, wobble: float = 1.0, **changes):
     remote = {"queue": 0.004, "encode": 0.006, "uplink": 0.028 * wobble, "compute_robot": 0.0,
               "compute_server": 0.031 * wobble, "downlink": 0.003, "decode": 0.002}  # fmt: skip
-    here = {**dict.fromkeys(remote, 0.0), "queue": 0.02, "compute_robot": 0.21 * wobble, "decode": 0.002}
-    stages = here if local else remote
+    local_stages = {**dict.fromkeys(remote, 0.0), "queue": 0.02, "compute_robot": 0.21 * wobble, "decode": 0.002}
+    stages = local_stages if local else remote
     return {
         "kind": "latency", "t_s": t_s, "stamp_s": t_s - 0.1, "model": "movenet", "mode": "local" if local else "server",
         "fallback_reason": "the server does not answer" if local else "", "error": "",

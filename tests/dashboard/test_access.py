@@ -15,7 +15,7 @@ from edge_offload.errors import BadInput
 TOKEN = "a-token-of-enough-characters"
 
 
-def ask(url: str, path: str = "/", method: str = "GET", body: str = "", **headers):
+def request_page(url: str, path: str = "/", method: str = "GET", body: str = "", **headers):
     where = urllib.parse.urlsplit(url)
     connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=60)
     headers = {"Host": where.netloc, **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -59,7 +59,7 @@ def test_on_loopback_a_host_that_could_be_rebound_is_not_answered(header, allowe
     assert Access("127.0.0.1").is_host_allowed(header) is allowed
 
 
-def test_elsewhere_addresses_and_own_names_are_answered():
+def test_elsewhere_addresses_and_configured_names_are_answered():
     access = Access("0.0.0.0", TOKEN, names=["robot.lab"])
     for header in ("192.168.1.5:8765", "robot.lab:8765", f"{socket.gethostname()}:8765", "localhost"):
         assert access.is_host_allowed(header)
@@ -69,7 +69,7 @@ def test_elsewhere_addresses_and_own_names_are_answered():
 def test_another_host_gets_neither_page_nor_files_nor_stream(serve):
     url = serve().url
     for path in ("/", "/login", "/static/dashboard.js", "/nothing"):
-        answer, text = ask(url, path, Host="evil.example")
+        answer, text = request_page(url, path, Host="evil.example")
         assert answer.status == 421
         assert "<" not in text
     assert " 421 " in upgrade(url, Host="evil.example")
@@ -82,50 +82,50 @@ def test_a_page_elsewhere_cannot_open_the_stream(serve):
     assert " 101 " in upgrade(url, Origin=url.rstrip("/"))
 
 
-def test_every_answer_carries_the_headers_that_keep_other_pages_out(serve):
+def test_every_response_has_the_headers_that_exclude_other_pages(serve):
     url = serve().url
     for path in ("/", "/static/charts.js", "/nothing"):
-        answer, _ = ask(url, path)
+        answer, _ = request_page(url, path)
         policy = answer.getheader("Content-Security-Policy")
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
         assert answer.getheader("X-Content-Type-Options") == "nosniff"
         assert answer.getheader("Access-Control-Allow-Origin") is None
-    assert ask(url, "/nothing")[0].status == 404
-    assert ask(url, "/static/..%2f..%2fstream.py")[0].status in (403, 404)
-    assert ask(url, "/static/../../stream.py")[0].status in (403, 404)
+    assert request_page(url, "/nothing")[0].status == 404
+    assert request_page(url, "/static/..%2f..%2fstream.py")[0].status in (403, 404)
+    assert request_page(url, "/static/../../stream.py")[0].status in (403, 404)
 
 
 def test_with_a_token_nothing_is_shown_before_it_is_given(serve):
     url = serve(access=Access("127.0.0.1", TOKEN)).url
-    answer, _ = ask(url)
+    answer, _ = request_page(url)
     assert (answer.status, answer.getheader("Location")) == (302, "/login")
     assert " 401 " in upgrade(url)
-    answer, _ = ask(url, "/login", "POST", "token=wrong-wrong-wrong-wrong")
+    answer, _ = request_page(url, "/login", "POST", "token=wrong-wrong-wrong-wrong")
     assert (answer.status, answer.getheader("Set-Cookie")) == (303, None)
-    answer, _ = ask(url, "/login", "POST", f"token={TOKEN}", Content_Type="application/x-www-form-urlencoded")
+    answer, _ = request_page(url, "/login", "POST", f"token={TOKEN}", Content_Type="application/x-www-form-urlencoded")
     cookie = answer.getheader("Set-Cookie")
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert TOKEN not in cookie
     session = cookie.split(";")[0]
-    assert ask(url, Cookie=session)[0].status == 200
+    assert request_page(url, Cookie=session)[0].status == 200
     assert " 101 " in upgrade(url, Cookie=session)
     assert " 101 " in upgrade(url, Authorization=f"Bearer {TOKEN}")
     assert " 401 " in upgrade(url, Authorization="Bearer wrong")
-    assert ask(url, Cookie=session[:-2] + "xx")[0].status == 302
+    assert request_page(url, Cookie=session[:-2] + "xx")[0].status == 302
 
 
 def test_what_visitors_send_is_bounded(serve):
     url = serve(access=Access("127.0.0.1", TOKEN)).url
     try:
-        status = ask(url, "/login", "POST", "token=" + "x" * 100_000)[0].status
+        status = request_page(url, "/login", "POST", "token=" + "x" * 100_000)[0].status
     except (http.client.HTTPException, OSError):
         # cut off in the middle of it
         status = 400
     assert status == 400
-    assert ask(url, "/login")[0].status == 200
+    assert request_page(url, "/login")[0].status == 200
 
 
 def test_a_token_comes_from_a_file_or_the_environment_and_is_long_enough(tmp_path):

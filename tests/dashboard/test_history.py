@@ -7,16 +7,16 @@ from tests.dashboard import made_up
 
 
 def everything(history, cursor):
-    found, skipped = [], 0
+    result, skipped = [], 0
     while True:
         batch, _ = history.read(cursor, limit=700)
-        found += [record for records in batch.records.values() for record in records]
+        result += [record for records in batch.records.values() for record in records]
         skipped += batch.skipped
         if not batch.more:
-            return found, skipped
+            return result, skipped
 
 
-def test_two_readers_see_the_same_whenever_they_look():
+def test_two_readers_see_the_same_at_any_time():
     history, records = History(), made_up.run(20)
     early = history.open_cursor()
     seen = []
@@ -31,15 +31,15 @@ def test_two_readers_see_the_same_whenever_they_look():
     assert sorted(seen, key=str) == sorted(late, key=str)
 
 
-def test_a_reader_that_is_slow_costs_no_memory_and_is_told_what_it_missed():
+def test_a_slow_reader_costs_no_memory_and_is_notified_of_what_it_missed():
     history = History()
     slow = history.open_cursor()
     for number in range(3 * CAPACITY["latency"]):
         history.put(made_up.latency(float(number)))
-    found, skipped = everything(history, slow)
-    kept = CAPACITY["latency"]
-    assert [record["t_s"] for record in found] == [float(number) for number in range(2 * kept, 3 * kept)]
-    assert skipped == 2 * kept
+    records, skipped = everything(history, slow)
+    capacity = CAPACITY["latency"]
+    assert [record["t_s"] for record in records] == [float(number) for number in range(2 * capacity, 3 * capacity)]
+    assert skipped == 2 * capacity
     # who comes only now has missed nothing
     assert everything(history, history.open_cursor())[1] == 0
 
@@ -61,7 +61,7 @@ def test_events_are_bounded_too():
     assert len(batch.events) == EVENTS
 
 
-def test_readers_are_told_when_the_source_begins_anew():
+def test_readers_are_notified_when_the_source_restarts():
     history = History()
     cursor = history.open_cursor()
     history.put(made_up.mode(5.0, "server", "auto", "first"))
@@ -69,8 +69,8 @@ def test_readers_are_told_when_the_source_begins_anew():
     assert history.read(cursor)[1] is False
     history.clear()
     history.put(made_up.mode(1.0, "local", "auto", "again"))
-    batch, anew = history.read(cursor)
-    assert anew
+    batch, restarted = history.read(cursor)
+    assert restarted
     assert [record["reason"] for record in batch.records["mode"]] == ["again"]
     assert history.picture is None
     assert history.read(cursor)[1] is False

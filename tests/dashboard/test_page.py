@@ -46,8 +46,8 @@ def test_a_person_sees_figures_plots_modes_and_why(browser, history, source, ser
     assert "1 robot" in tab.text("#tile-server .small")
     assert "3 people" in tab.text("#camera-caption")
     events = tab.text("#events")
-    for words in ("the server has not answered for 1.0 s", "160 frames fell back in", "does not answer"):
-        assert words in events
+    for text in ("the server has not answered for 1.0 s", "160 frames fell back in", "does not answer"):
+        assert text in events
     # the robot's computing is drawn in orange, the server's in green, and so are their modes
     for color in (ORANGE, GREEN):
         assert tab.inked("#chart-latency canvas", color) > 500
@@ -59,7 +59,7 @@ def test_a_person_sees_figures_plots_modes_and_why(browser, history, source, ser
     tab.close()
 
 
-def test_results_that_are_carried_along_are_counted_beside_inferences(browser, history, source, serve):
+def test_carried_results_are_counted_alongside_inferences(browser, history, source, serve):
     for number in range(50):
         t_s = made_up.BEGIN_S + 50 + number / 10
         put = made_up.people if number % 2 else made_up.scene
@@ -75,7 +75,7 @@ def test_results_that_are_carried_along_are_counted_beside_inferences(browser, h
     tab.close()
 
 
-def test_before_anything_has_come_it_says_what_it_waits_for(browser, source, serve):
+def test_before_the_first_record_the_page_names_what_it_waits_for(browser, source, serve):
     source.state, source.text = "waiting", "no frame yet: nothing came on /offload/latency"
     source.now_s = time.time()
     tab = browser.tab(serve().url)
@@ -88,7 +88,7 @@ def test_before_anything_has_come_it_says_what_it_waits_for(browser, source, ser
     tab.close()
 
 
-def test_pictures_are_shown_the_newest_one_and_fetched_only_while_somebody_looks(browser, history, source, serve):
+def test_the_newest_picture_is_shown_and_fetched_only_for_an_open_page(browser, history, source, serve):
     fill(history, source, 5)
     history.set_picture(jpeg(0), 1.0)
     tab = browser.tab(serve().url)
@@ -103,7 +103,7 @@ def test_pictures_are_shown_the_newest_one_and_fetched_only_while_somebody_looks
     assert source.viewers[-1] == 0
 
 
-def test_what_nodes_say_is_text_and_never_markup(browser, history, source, serve):
+def test_texts_of_nodes_are_never_markup(browser, history, source, serve):
     source.now_s = 10.0
     attack = "<img src=x onerror=window.broken=1><script>window.broken=1</script>"
     source.title = attack
@@ -118,7 +118,7 @@ def test_what_nodes_say_is_text_and_never_markup(browser, history, source, serve
     tab.close()
 
 
-def test_it_comes_back_after_the_dashboard_was_started_again(browser, history, source, serve):
+def test_the_page_reconnects_after_the_dashboard_restarts(browser, history, source, serve):
     fill(history, source, 10)
     server = serve()
     port = urllib.parse.urlsplit(server.url).port
@@ -129,14 +129,14 @@ def test_it_comes_back_after_the_dashboard_was_started_again(browser, history, s
     assert "trying again" in tab.text("#notice")
     other = History()
     other.put(made_up.mode(made_up.BEGIN_S + 1, "local", "auto", "after the restart"))
-    again = DashboardServer(other, source, port=port).start()
+    restarted = DashboardServer(other, source, port=port).start()
     try:
         tab.until("document.querySelector('#tile-mode .big').textContent === 'local'")
         # nothing of the time before is left: the new dashboard does not know it
         tab.until("document.querySelector('#tile-latency .big').textContent === '–'")
         assert tab.text("#connection") == "live"
     finally:
-        again.close()
+        restarted.close()
         tab.close()
 
 
@@ -156,7 +156,7 @@ def test_several_browsers_and_a_full_house(browser, history, source, serve):
         tab.close()
 
 
-def test_the_token_is_asked_for_once(browser, history, source, serve):
+def test_the_token_is_requested_once(browser, history, source, serve):
     fill(history, source, 5)
     token = "a-token-of-enough-characters"
     tab = browser.tab(serve(access=Access("127.0.0.1", token)).url)
@@ -215,7 +215,7 @@ class Reader:
         self.socket.close()
 
 
-def test_a_visitor_that_does_not_read_holds_up_nobody_and_gets_the_newest_picture(history, source, serve):
+def test_a_stalled_visitor_delays_no_other_and_gets_the_newest_picture(history, source, serve):
     source.now_s = 1.0
     server = serve(period_s=0.01)
     slow, quick = Reader(server.url, buffer=4096), Reader(server.url)
@@ -241,7 +241,7 @@ def test_a_visitor_that_does_not_read_holds_up_nobody_and_gets_the_newest_pictur
     quick.close()
 
 
-def test_a_visitor_far_behind_is_told_how_much_it_missed(history, source, serve):
+def test_a_visitor_far_behind_is_notified_of_how_much_it_missed(history, source, serve):
     server = serve(period_s=0.01)
     slow = Reader(server.url, buffer=4096)
     history.set_picture(b"\xff\xd8\xff" + bytes(16_000_000), 0.0)

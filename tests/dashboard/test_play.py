@@ -71,38 +71,38 @@ def test_speed_is_seconds_of_the_run_in_one_of_the_page(tmp_path, monkeypatch, s
     player.close()
 
 
-def test_a_loop_begins_anew_with_an_empty_history(tmp_path):
+def test_a_loop_restarts_with_an_empty_history(tmp_path):
     records = made_up.run(2)
     made_up.write(tmp_path / "run.jsonl", records)
-    history, again = History(), threading.Event()
+    history, looped = History(), threading.Event()
 
     def pause(_):
-        assert again.wait(60)
+        assert looped.wait(60)
         return True
 
     player = Player("run.jsonl", lambda _: open_run(tmp_path / "run.jsonl"), history, speed=0, loop=True)
     player.pause = pause
     player.start()
 
-    def told(cursor):
-        batch, anew = history.read(cursor)
-        return anew, sum(map(len, batch.records.values()))
+    def read_count(cursor):
+        batch, restarted = history.read(cursor)
+        return restarted, sum(map(len, batch.records.values()))
 
-    def whole():
+    def is_complete():
         return sum(total for kind, total in history.count_records().items() if kind != "event") == len(records)
 
-    until(whole, "the first time")
+    until(is_complete, "the first time")
     cursor = history.open_cursor()
-    assert told(cursor) == (False, len(records))
-    again.set()
-    found = []
-    until(lambda: found.append(told(cursor)) or found[-1][0], "the second time")
-    assert [each for each in found[:-1] if each != (False, 0)] == [], "nothing is added to the first time"
-    assert found[-1][1] <= len(records), "the first time's are gone"
+    assert read_count(cursor) == (False, len(records))
+    looped.set()
+    counts = []
+    until(lambda: counts.append(read_count(cursor)) or counts[-1][0], "the second time")
+    assert [each for each in counts[:-1] if each != (False, 0)] == [], "nothing is added to the first time"
+    assert counts[-1][1] <= len(records), "the first time's are gone"
     player.close()
 
 
-def test_a_file_that_is_none_says_so_on_the_page(tmp_path):
+def test_an_unreadable_file_is_reported_on_the_page(tmp_path):
     (tmp_path / "run.jsonl").write_text("hello\n")
     _, player = played(tmp_path / "run.jsonl")
     until(lambda: player.status()["state"] == "failed", "the failure")
@@ -110,7 +110,7 @@ def test_a_file_that_is_none_says_so_on_the_page(tmp_path):
     player.close()
 
 
-def test_damage_is_told_at_the_end(tmp_path):
+def test_damage_is_reported_at_the_end(tmp_path):
     made_up.write(tmp_path / "run.jsonl", made_up.run(1))
     with (tmp_path / "run.jsonl").open("a") as stream:
         stream.write("{\n")
@@ -133,7 +133,7 @@ def stop(process) -> int:
     return process.wait(120)
 
 
-def test_the_command_says_where_the_page_is_and_ends_on_ctrl_c(tmp_path, browser):
+def test_the_command_prints_the_pages_address_and_ends_on_ctrl_c(tmp_path, browser):
     made_up.write(tmp_path / "run.jsonl", made_up.run(30))
     process = start(tmp_path / "run.jsonl", "--speed", "0")
     url = process.stdout.readline().split(": ", 1)[1].strip()
@@ -170,7 +170,7 @@ def test_a_stream_and_a_growing_file_are_followed(tmp_path, browser):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["absent.jsonl"], "no file absent.jsonl"),
         (["-", "--loop"], "--loop needs a file"),
@@ -180,12 +180,12 @@ def test_a_stream_and_a_growing_file_are_followed(tmp_path, browser):
         (["{file}", "--token-file", "absent"], "cannot read the token"),
     ],
 )
-def test_what_cannot_be_done_is_said(tmp_path, capsys, monkeypatch, arguments, says):
+def test_impossible_requests_are_reported(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.delenv("EDGE_OFFLOAD_DASHBOARD_TOKEN", raising=False)
     monkeypatch.chdir(tmp_path)
     made_up.write(tmp_path / "run.jsonl", made_up.run(1))
     assert main(["dashboard", *(one.format(file=tmp_path / "run.jsonl") for one in arguments)]) == 1
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def bag_of(path, topics):
@@ -219,21 +219,21 @@ def test_a_bag_is_a_run_too(tmp_path):
     # what the server heard of the same frames is not counted again
     bag_of(tmp_path / "walk.bag", ["/offload/latency", "/server/offload/latency", "/offload/mode"])
     records, _ = open_run(tmp_path / "walk.bag")
-    found = list(records)
-    assert [record["kind"] for record in found].count("latency") == 10
-    assert [record["t_s"] for record in found if record["kind"] == "latency"] == list(range(1, 11))
-    assert found[-1].get("energy_j") is None
+    listed = list(records)
+    assert [record["kind"] for record in listed].count("latency") == 10
+    assert [record["t_s"] for record in listed if record["kind"] == "latency"] == list(range(1, 11))
+    assert listed[-1].get("energy_j") is None
     assert main(["report", str(tmp_path / "walk.bag"), "-o", str(tmp_path / "walk.html")]) == 0
 
 
 @pytest.mark.ros
-def test_a_bag_of_scenes_says_where_they_come_from(tmp_path):
+def test_a_bag_of_scenes_names_the_source_of_its_scenes(tmp_path):
     bag_of(tmp_path / "drive.bag", ["/offload/latency", "/agrnav/semantic_grid", "/server/agrnav/semantic_grid"])
-    found = [record for record in open_run(tmp_path / "drive.bag")[0] if record["kind"] == "scene"]
-    assert [record.get("origin", "fresh") for record in found] == ["carried", "fresh"] * 5
+    scenes = [record for record in open_run(tmp_path / "drive.bag")[0] if record["kind"] == "scene"]
+    assert [record.get("origin", "fresh") for record in scenes] == ["carried", "fresh"] * 5
     figures = tmp_path / "figures.json"
-    words = ["report", str(tmp_path / "drive.bag"), "-o", str(tmp_path / "drive.html"), "--json", str(figures)]
-    assert main(words) == 0
+    command = ["report", str(tmp_path / "drive.bag"), "-o", str(tmp_path / "drive.html"), "--json", str(figures)]
+    assert main(command) == 0
     assert json.loads(figures.read_text(encoding="utf-8"))["results_by_origin"] == {"carried": 5, "fresh": 5}
 
 

@@ -26,7 +26,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ('{"kind": "latency", "t_s": 1}', "required property"),
         ('{"kind": "power", "t_s": 1, "watts": NaN}', "NaN"),
@@ -39,16 +39,16 @@ def test_what_is_written_is_read_back(tmp_path):
         ("half a li", "JSON"),
     ],
 )
-def test_what_is_no_record_is_refused_with_the_cause(line, says):
-    with pytest.raises(BadInput, match=says):
+def test_what_is_no_record_is_refused_with_the_cause(line, message):
+    with pytest.raises(BadInput, match=message):
         CHECKER.parse(line)
 
 
-def test_a_newer_writer_may_say_more():
+def test_fields_of_a_newer_writer_are_accepted():
     assert CHECKER.parse('{"kind": "people", "t_s": 1, "people": 2, "horses": 1}')["people"] == 2
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path):
+def test_damaged_lines_are_omitted_and_counted(tmp_path):
     good = [json.dumps(record) for record in made_up.run(2)]
     path = tmp_path / "run.jsonl"
     lines = [*good[:5], "{broken", "", "x" * (3 * MAX_LINE), *good[5:]]
@@ -65,8 +65,8 @@ def test_the_memory_for_one_line_is_bounded():
 
         def readline(self, size=-1):
             Endless.largest = max(Endless.largest, size)
-            self.left = getattr(self, "left", 200) - 1
-            return "x" * size if self.left else ""
+            self.remaining = getattr(self, "left", 200) - 1
+            return "x" * size if self.remaining else ""
 
     reading = Reading()
     assert list(read_lines(Endless(), reading)) == []
@@ -112,7 +112,7 @@ def test_the_file_does_not_grow_beyond_its_size(tmp_path):
                        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5),
                                  st.sampled_from(["latency", "power", "mode", "server"]),
                                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2))))  # fmt: skip
-def test_anything_else_is_refused_in_words(made):
+def test_anything_else_is_refused_with_a_message(made):
     try:
         CHECKER.parse(json.dumps(made))
     except BadInput:

@@ -58,7 +58,7 @@ def test_the_time_before_the_first_connection_is_no_outage(tmp_path):
     assert figures["bandwidth"]["down_share"] == pytest.approx(1 / 3, abs=0.03)
 
 
-def test_the_page_asks_nothing_of_anybody(run_file, tmp_path):
+def test_the_page_requests_no_external_resource(run_file, tmp_path):
     main(["report", str(run_file), "-o", str(tmp_path / "page.html")])
     text = (tmp_path / "page.html").read_text()
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", text)
@@ -90,7 +90,7 @@ def test_it_draws_in_a_real_browser_with_light_and_dark_background(browser, run_
 
 
 @pytest.mark.process
-def test_where_results_come_from_is_a_row_of_its_own_and_they_are_counted_beside_inferences(browser, tmp_path):
+def test_origins_of_results_have_a_row_and_are_counted_alongside_inferences(browser, tmp_path):
     origins = ["none", "carried", "carried", "fresh"] * 15
     given = [made_up.people(made_up.BEGIN_S + 0.5 + place, origin) for place, origin in enumerate(origins)]
     made = [record for record in made_up.run() if record["kind"] != "people"] + given
@@ -120,7 +120,7 @@ LONE_TILES = """(() => {
 
 @pytest.mark.process
 @pytest.mark.parametrize("carried", [False, True])
-def test_no_tile_is_cut_and_none_stands_alone_in_its_row(browser, tmp_path, carried):
+def test_no_tile_is_cut_or_single_in_its_row(browser, tmp_path, carried):
     modes = ("server", "replay", "split", "local", "lazy")
     made = [
         {**record, "mode": modes[place % 5]} if record["kind"] == "latency" else record
@@ -141,12 +141,14 @@ def test_no_tile_is_cut_and_none_stands_alone_in_its_row(browser, tmp_path, carr
 
 
 @pytest.mark.process
-def test_scenes_have_a_row_of_their_own_beside_people_or_alone(browser, tmp_path):
+def test_scenes_have_a_separate_row_with_and_without_people(browser, tmp_path):
     scenes = [made_up.scene(made_up.BEGIN_S + 0.2 + place, "local" if place % 4 else "carried") for place in range(40)]
     for people in (True, False):
-        kept = [record for record in made_up.run() if record["kind"] != "people"]
+        scenes_and_others = [record for record in made_up.run() if record["kind"] != "people"]
         given = [made_up.people(made_up.BEGIN_S + 0.5 + place, "carried") for place in range(30)] if people else []
-        made_up.write(tmp_path / "run.jsonl", sorted([*kept, *given, *scenes], key=lambda record: record["t_s"]))
+        made_up.write(
+            tmp_path / "run.jsonl", sorted([*scenes_and_others, *given, *scenes], key=lambda record: record["t_s"])
+        )
         page, figures = tmp_path / "run.html", tmp_path / "figures.json"
         assert main(["report", str(tmp_path / "run.jsonl"), "-o", str(page), "--json", str(figures)]) == 0
         record = json.loads(figures.read_text(encoding="utf-8"))
@@ -169,13 +171,13 @@ def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_pat
     tab = browser.tab(page.as_uri())
     tab.until("document.querySelectorAll('#events li').length > 8")
     orange = tab.inked("#ribbon canvas", "#e69f00")
-    left, top, width = tab.value(
+    x0, top, width = tab.value(
         "(() => { const r = document.querySelector('#chart-latency .u-over').getBoundingClientRect();"
         " return [r.left, r.top, r.width]; })()"
     )
     # the middle third has no link: there everything ran on the robot
     for kind, share in (("mousePressed", 0.4), ("mouseMoved", 0.5), ("mouseReleased", 0.6)):
-        spot = {"x": left + share * width, "y": top + 50}
+        spot = {"x": x0 + share * width, "y": top + 50}
         tab.call("Input.dispatchMouseEvent", type=kind, button="left", buttons=1, clickCount=1, **spot)
     tab.until("document.querySelector('#ribbon').textContent === 'local'", "the part that was chosen")
     assert tab.inked("#ribbon canvas", "#e69f00") > 2 * orange
@@ -184,7 +186,7 @@ def test_a_drag_shows_a_part_of_the_run_in_every_plot(browser, run_file, tmp_pat
 
 
 @pytest.mark.process
-def test_what_the_file_says_is_text_and_never_markup(browser, tmp_path):
+def test_texts_of_the_file_are_never_markup(browser, tmp_path):
     attack = "</script><script>window.broken=1</script><img src=x onerror=window.broken=1>"
     made = [made_up.mode(0.0, "server", "auto", attack), made_up.latency(1.0, fallback_reason=attack, model=attack)]
     made_up.write(tmp_path / "run.jsonl", made)
@@ -217,7 +219,7 @@ def test_a_long_run_is_thinned_and_no_outlier_is_lost():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_thinning_leaves_few_samples_alone(count):
+def test_thinning_preserves_few_samples(count):
     assert list(thin_samples(np.arange(count), np.ones(count), 10)) == list(range(count))
 
 
@@ -234,7 +236,7 @@ def test_a_single_frame_and_nothing_else_is_a_run(browser, tmp_path):
     tab.close()
 
 
-def test_without_frames_there_is_no_report(tmp_path, capsys):
+def test_without_frames_no_report_is_written(tmp_path, capsys):
     made_up.write(tmp_path / "run.jsonl", [made_up.power(1.0, 4.0, 4.0)])
     assert main(["report", str(tmp_path / "run.jsonl")]) == 1
     assert "holds no frame with a result; record offload/latency" in capsys.readouterr().err
@@ -252,28 +254,28 @@ def test_the_run_itself_is_never_overwritten(run_file, capsys):
     assert "no file" in capsys.readouterr().err
 
 
-def test_lines_that_are_left_out_are_told_on_the_page(run_file, capsys):
+def test_lines_that_are_omitted_are_reported_on_the_page(run_file, capsys):
     run_file.write_text(run_file.read_text() + '{"kind": "latency", "t_s"')
     assert main(["report", str(run_file)]) == 0
     assert "1 lines of the file hold no record" in capsys.readouterr().out
     assert "hold no record and are left out: line " in run_file.with_suffix(".html").read_text()
 
 
-def test_the_report_says_when_both_sides_compute_and_when_each_is_idle() -> None:
+def test_the_report_shows_when_both_sides_compute_and_when_each_is_idle() -> None:
     """Stages are sums: 70 and 60 ms in a frame of 100 overlap by 30 at least."""
     stages = {stage: np.zeros(2) for stage in STAGES}
     stages["compute_robot"], stages["compute_server"] = np.array([0.06, 0.2]), np.array([0.06, 0.0])
     stages["encode"] = np.array([0.01, 0.0])
     unknown = np.full(2, np.nan)
-    found = _compute_shares(stages, np.array([0.1, 0.2]), unknown)
-    assert found == pytest.approx({"overlap_ratio": 0.15, "idle_robot": 0.15, "idle_server": 0.7})
-    told = _compute_shares(stages, np.array([0.1, 0.2]), np.array([0.5, np.nan]))
-    assert told["overlap_ratio"] == pytest.approx(0.25), "a frame that told it is believed"
+    shares = _compute_shares(stages, np.array([0.1, 0.2]), unknown)
+    assert shares == pytest.approx({"overlap_ratio": 0.15, "idle_robot": 0.15, "idle_server": 0.7})
+    with_overlap = _compute_shares(stages, np.array([0.1, 0.2]), np.array([0.5, np.nan]))
+    assert with_overlap["overlap_ratio"] == pytest.approx(0.25), "a frame that told it is believed"
 
 
-def test_a_run_of_split_frames_that_told_their_overlap_is_reported_by_it() -> None:
+def test_a_run_of_split_frames_is_reported_with_its_overlap() -> None:
     shares = {"overlap_ratio": 0.25, "idle_robot": 0.1, "idle_server": 0.2}
-    told = [made_up.latency(float(n), mode="split", **shares) for n in range(4)]
+    with_overlap = [made_up.latency(float(n), mode="split", **shares) for n in range(4)]
     old = [made_up.latency(4.0 + n, mode="split") for n in range(4)]
-    figures = summarise_run(RunColumns().add_records([*told, *old]))["by_mode"]["split"]
+    figures = summarise_run(RunColumns().add_records([*with_overlap, *old]))["by_mode"]["split"]
     assert figures["overlap_ratio"] == pytest.approx(0.125)

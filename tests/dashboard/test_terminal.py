@@ -29,7 +29,7 @@ def view() -> TerminalView:
     return made
 
 
-def test_frames_are_told_in_milliseconds_kilobytes_and_joules(view: TerminalView) -> None:
+def test_frames_are_reported_in_milliseconds_kilobytes_and_joules(view: TerminalView) -> None:
     lines = view.render_lines(200)
     assert lines[0] == "mode      replay (auto): expected 81 ms at 11 MB/s"
     assert lines[1] == "frames    10.0 a second; replay 100 %; 0 fell back, 0 late"
@@ -54,7 +54,7 @@ def test_what_fell_back_or_was_late_is_counted_and_old_frames_are_not() -> None:
     assert "no answer" in text
 
 
-def test_nothing_yet_says_what_is_waited_for_and_lines_are_cut_to_the_terminal() -> None:
+def test_an_empty_display_names_what_is_awaited_and_lines_are_cut_to_the_terminal() -> None:
     view = TerminalView(30.0, lambda: 100.0)
     assert view.render_lines(200, ": nothing comes on /offload/latency") == [
         "frames    none in the last 30 s: nothing comes on /offload/latency"
@@ -63,7 +63,7 @@ def test_nothing_yet_says_what_is_waited_for_and_lines_are_cut_to_the_terminal()
     assert max(map(len, view.render_lines(80))) == 80
 
 
-def test_split_frames_say_in_what_of_their_time_both_sides_computed(view: TerminalView) -> None:
+def test_split_frames_show_their_overlap(view: TerminalView) -> None:
     assert not any(line.startswith("split") for line in view.render_lines(200))
     for number in range(2):
         view.put(frame(99.0, mode="split", overlap_ratio=0.1 + 0.2 * number, idle_robot=0.5, idle_server=0.25))

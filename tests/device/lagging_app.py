@@ -8,7 +8,7 @@ import torch
 
 torch.set_num_threads(1)
 host = torch.arange(6.0)
-there = host.cuda()
+on_device = host.cuda()
 EXPECTED = (host * 2 + 1).tolist()
 
 
@@ -17,83 +17,83 @@ def worked(stream, behind=None):
     with torch.cuda.stream(stream):
         if behind is not None:
             stream.wait_event(behind)
-        return there * 2 + 1
+        return on_device * 2 + 1
 
 
 def to_host(source, wait):
-    found = torch.zeros(6).pin_memory()
-    found.copy_(source, non_blocking=True)
+    copied = torch.zeros(6).pin_memory()
+    copied.copy_(source, non_blocking=True)
     if wait:
         torch.cuda.synchronize()
-    return found.tolist() == source.tolist() if wait else bool(found.isnan().all())
+    return copied.tolist() == source.tolist() if wait else bool(copied.isnan().all())
 
 
 def on_a_stream(wait):
     side = torch.cuda.Stream()
-    found = worked(side)
+    product = worked(side)
     if wait:
         torch.cuda.current_stream().wait_stream(side)
-    return found.tolist()
+    return product.tolist()
 
 
 def from_page_locked(wait):
     side, source = torch.cuda.Stream(), host.clone().pin_memory()
     with torch.cuda.stream(side):
-        found = source.to("cuda", non_blocking=True)
+        uploaded = source.to("cuda", non_blocking=True)
         copied = side.record_event()
     if wait:
         copied.synchronize()
     source.zero_()
     side.synchronize()
-    return found.tolist()
+    return uploaded.tolist()
 
 
 def from_pageable():
     side, source = torch.cuda.Stream(), host.clone()
     with torch.cuda.stream(side):
-        found = source.to("cuda", non_blocking=True)
+        uploaded = source.to("cuda", non_blocking=True)
     source.zero_()
     side.synchronize()
-    return found.tolist()
+    return uploaded.tolist()
 
 
 def in_place(wait):
-    side, found = torch.cuda.Stream(), there.clone()
+    side, written = torch.cuda.Stream(), on_device.clone()
     with torch.cuda.stream(side):
-        found.mul_(2).add_(1)
+        written.mul_(2).add_(1)
     if wait:
         side.synchronize()
-    return found.tolist()
+    return written.tolist()
 
 
 def given_back(record):
     """Memory of one stream that another still reads when it is given back."""
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(one):
-        made = there * 2
+        made = on_device * 2
     ready = one.record_event()
     with torch.cuda.stream(other):
         other.wait_event(ready)
-        found = made + 1
+        sums = made + 1
     if record:
         made.record_stream(other)
     del made
     one.synchronize()
     other.synchronize()
-    return found.tolist()
+    return sums.tolist()
 
 
 def timed(wait):
     side = torch.cuda.Stream()
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(side):
-        began.record()
+        start.record()
         torch.ones(200, 200, device="cuda").mm(torch.ones(200, 200, device="cuda"))
         ended.record()
     if wait:
         ended.synchronize()
     try:
-        return began.elapsed_time(ended) > 0
+        return start.elapsed_time(ended) > 0
     except RuntimeError as error:
         return str(error)
 
@@ -107,9 +107,9 @@ def network_on_a_stream():
         net.cuda()
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
-            found = net(picture.pin_memory().to("cuda", non_blocking=True))
-            found = torch.cat([found, found[found > 10.0].sum() + found], 1).cpu()
-    return torch.equal(found[:, :8], expected) and torch.equal(found[:, 8:], expected)
+            outputs = net(picture.pin_memory().to("cuda", non_blocking=True))
+            outputs = torch.cat([outputs, outputs[outputs > 10.0].sum() + outputs], 1).cpu()
+    return torch.equal(outputs[:, :8], expected) and torch.equal(outputs[:, 8:], expected)
 
 
 @torch.no_grad()
@@ -125,14 +125,14 @@ def fused_attention_on_a_stream():
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        found = attend("cuda")
+        attended = attend("cuda")
         event = stream.record_event()
     event.synchronize()
-    return torch.equal(found.cpu(), attend("cpu"))
+    return torch.equal(attended.cpu(), attend("cpu"))
 
 
 print(json.dumps({
-    "to the host, waited for": to_host(there, True), "to the host": to_host(there, False),
+    "to the host, waited for": to_host(on_device, True), "to the host": to_host(on_device, False),
     "stream, waited for": on_a_stream(True) == EXPECTED, "stream": on_a_stream(False) == EXPECTED,
     "locked, waited for": from_page_locked(True) == host.tolist(), "locked": from_page_locked(False) == host.tolist(),
     "pageable": from_pageable() == host.tolist(),

@@ -68,7 +68,7 @@ def run(program, *options):
 @pytest.mark.parametrize("mode", ["local", pytest.param("lazy", marks=pytest.mark.release), "replay"])
 def test_a_group_of_one_process_computes_what_the_cpu_does(mode):
     done = run(PROGRAM, "--mode", mode)
-    words = [
+    lines = [
         "reduced cuda True",
         "gathered cuda True",
         "whole cuda True",
@@ -76,7 +76,7 @@ def test_a_group_of_one_process_computes_what_the_cpu_does(mode):
         "gradients True",
         "send True",
     ]
-    assert done.stdout.splitlines() == words, done.stderr
+    assert done.stdout.splitlines() == lines, done.stderr
     assert done.returncode == 0, done.stderr
 
 

@@ -62,7 +62,7 @@ print(json.dumps({"differing": differing, "whole": "aten::_fused_rms_norm" in na
 
 
 @needs_rms_norm
-def test_rms_norm_as_a_whole_is_run_and_has_the_bits_of_rms_norm() -> None:
+def test_a_fused_rms_norm_has_the_bits_of_rms_norm() -> None:
     operator = resolve_operator("aten::_fused_rms_norm")
     x, weight = torch.randn(2, 5, 64), torch.randn(64)
     assert torch.equal(operator(x, [64], weight, 1e-6)[0], torch.nn.functional.rms_norm(x, (64,), weight, 1e-6))

@@ -79,7 +79,7 @@ def test_a_context_on_a_gpu_of_this_machine_is_refused_by_name(program, name, st
 
 
 @pytest.mark.process
-def test_what_computes_here_is_said_once(stand_ins):
+def test_the_computing_device_is_reported_once(stand_ins):
     done = run("import jax, nvidia.dali, numba; importlib = __import__('importlib'); importlib.reload(jax)", stand_ins)
     assert done.returncode == 0, done.stderr
     assert [line.split()[2] for line in done.stderr.strip().splitlines()] == ["jax", "nvidia.dali"]
@@ -90,7 +90,7 @@ def test_what_computes_here_is_said_once(stand_ins):
     importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnx") is None,
     reason="without onnxruntime and onnx",
 )
-def test_a_session_of_onnx_runtime_says_where_it_computes(tmp_path):
+def test_a_session_of_onnx_runtime_names_its_provider(tmp_path):
     program = """
 import onnx, onnxruntime, sys
 from onnx import TensorProto, helper

@@ -21,7 +21,7 @@ pytestmark = [
 NOTICED = {"stream", "locked", "in place", "given back"}
 
 
-def told(seed, *options):
+def run_app(seed, *options):
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, str(APP)]
     environment = {**os.environ, "EDGE_OFFLOAD_ASYNC": seed}
     done = subprocess.run(
@@ -32,26 +32,26 @@ def told(seed, *options):
 
 @pytest.mark.parametrize("seed", ["1", "5"])
 def test_who_waits_is_right_and_who_does_not_finds_poison(seed: str) -> None:
-    code, text, _ = told(seed)
+    code, text, _ = run_app(seed)
     assert code == 0
-    found = json.loads(text)
-    assert found.pop("timed") == "CUDA error: device not ready" or seed != "1"
-    right = {name: value for name, value in found.items() if name not in NOTICED and name != "to the host"}
+    outcome = json.loads(text)
+    assert outcome.pop("timed") == "CUDA error: device not ready" or seed != "1"
+    right = {name: value for name, value in outcome.items() if name not in NOTICED and name != "to the host"}
     assert right == dict.fromkeys(right, True)
     if seed == "1":  # an order at random may be one that happens to be right
-        assert found["to the host"], "poison until somebody waits"
-        assert {name for name in NOTICED if found[name]} == set()
+        assert outcome["to the host"], "poison until somebody waits"
+        assert {name for name in NOTICED if outcome[name]} == set()
 
 
-def test_nothing_lags_unless_it_is_asked_for() -> None:
-    code, text, _ = told("0")
+def test_nothing_lags_by_default() -> None:
+    code, text, _ = run_app("0")
     assert code == 0
-    found = json.loads(text)
-    assert found.pop("to the host") is False, "it is there at once"
-    assert found == dict.fromkeys(found, True)
+    outcome = json.loads(text)
+    assert outcome.pop("to the host") is False, "it is there at once"
+    assert outcome == dict.fromkeys(outcome, True)
 
 
 def test_a_seed_is_a_number() -> None:
-    code, _, said = told("late")
+    code, _, stderr = run_app("late")
     assert code != 0
-    assert "EDGE_OFFLOAD_ASYNC=late; 1, or another number" in said
+    assert "EDGE_OFFLOAD_ASYNC=late; 1, or another number" in stderr

@@ -12,7 +12,7 @@ import torch
 
 from edge_offload.device import shapes
 from edge_offload.device.shapes import HOW, LAYOUTS, layouts_of, sampled_shapes
-from edge_offload_research.device.conformance.shapes import FEWEST, exact
+from edge_offload_research.device.conformance.shapes import FEWEST, exact_rules
 
 FIRST = """
 import copy, json, torch
@@ -211,13 +211,13 @@ def test_exact_is_what_agreed_often_enough_and_never_differed():
         ("aten::sort", 1, 0): agreed, ("aten::sort", 2, 0): (50, 1), ("aten::sort", 4, 0): (FEWEST - 1, 0),
         ("aten::_convolution", 1, 0): agreed, ("aten::_convolution", 1, 1): agreed, ("other::c", 1, 0): agreed,
     }  # fmt: skip
-    assert exact(counts) == {"meta": {"aten::sort": "r"}, "rules": {"aten::_convolution": "r"}, "numbers": {}}
+    assert exact_rules(counts) == {"meta": {"aten::sort": "r"}, "rules": {"aten::_convolution": "r"}, "numbers": {}}
 
 
 def test_the_iterator_and_operands_as_results_are_right_in_all_layouts_or_in_none():
     counts = {("aten::silu", 1, 1): (FEWEST, 0), ("aten::relu_", 4, 0): (FEWEST, 0), ("aten::exp", 1, 1): (FEWEST, 0)}
     counts["aten::exp", 8, 1] = (0, 1)
-    assert exact(counts) == {
+    assert exact_rules(counts) == {
         "meta": {"aten::relu_": "rcdg"},
         "rules": {"aten::exp": "r", "aten::silu": "rcdg"},
         "numbers": {},
@@ -231,13 +231,13 @@ def test_layouts_are_a_set():
 
 def trusted() -> Dict[Tuple[str, int, int], bool]:
     """What the file says of this torch."""
-    known = sampled_shapes()
-    if not known:
+    sampled = sampled_shapes()
+    if not sampled:
         pytest.skip(f"the operators of torch {torch.__version__} have not been sampled")
     return {
         (name, 1 << LAYOUTS.index(letter), way): True
         for way, how in enumerate(HOW)
-        for name, letters in known[how].items()
+        for name, letters in sampled[how].items()
         for letter in letters
     }
 
@@ -245,29 +245,29 @@ def trusted() -> Dict[Tuple[str, int, int], bool]:
 @pytest.mark.release
 @pytest.mark.process
 def test_no_operator_that_is_trusted_differs_on_samples(tmp_path):
-    known, counts = trusted(), []
+    trusted_shapes, counts = trusted(), []
     for line in run(tmp_path, SURVEY, *ENTRIES).splitlines():
         counts += json.loads(line[len("found ") :]) if line.startswith("found ") else []
-    wrong: List[Any] = [each for each in counts if each[4] and known.get(tuple(each[:3]))]
+    wrong: List[Any] = [each for each in counts if each[4] and trusted_shapes.get(tuple(each[:3]))]
     assert not wrong
     assert sum(each[3] for each in counts) > 1000, "they were looked at"
-    wrong_here = [each[:3] for each in counts if each[4]]
-    assert ["aten::_convolution", 2, 0] in wrong_here, "a wrong meta kernel is found"
-    assert ["aten::im2col", 1, 0] in wrong_here, "one that is wrong on few samples as well: all are looked at"
+    wrong_calls = [each[:3] for each in counts if each[4]]
+    assert ["aten::_convolution", 2, 0] in wrong_calls, "a wrong meta kernel is found"
+    assert ["aten::im2col", 1, 0] in wrong_calls, "one that is wrong on few samples as well: all are looked at"
 
 
 @pytest.mark.process
-def test_a_first_inference_asks_for_nothing_that_is_known_here(tmp_path):
+def test_a_first_inference_requests_no_shape_that_is_cached(tmp_path):
     trusted()
-    told = json.loads(run(tmp_path, FIRST).splitlines()[-1])
-    assert told == {"trips": [1, 1, 1], "equal": [True, True, True]}
+    outcome = json.loads(run(tmp_path, FIRST).splitlines()[-1])
+    assert outcome == {"trips": [1, 1, 1], "equal": [True, True, True]}
 
 
 @pytest.mark.process
-def test_the_server_can_be_asked_instead(tmp_path):
-    told = json.loads(run(tmp_path, FIRST, options=("--shapes", "ask")).splitlines()[-1])
-    assert min(told["trips"]) > 1
-    assert told["equal"] == [True, True, True]
+def test_shapes_can_be_requested_from_the_server_instead(tmp_path):
+    outcome = json.loads(run(tmp_path, FIRST, options=("--shapes", "ask")).splitlines()[-1])
+    assert min(outcome["trips"]) > 1
+    assert outcome["equal"] == [True, True, True]
 
 
 @pytest.mark.process
@@ -278,25 +278,25 @@ def test_what_the_server_finds_otherwise_is_what_the_program_goes_on_with(tmp_pa
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["lazy", "replay"])
 def test_layouts_that_are_worked_out_wrong_at_random_cost_no_result(tmp_path, mode):
-    told = json.loads(run(tmp_path, NO_TABLE + WRONG_AT_RANDOM, options=("--mode", mode)).splitlines()[-1])
-    assert told["wrong"] >= 20, "they were worked out wrong"
-    assert told["equal"] == [True] * len(told["equal"])
+    outcome = json.loads(run(tmp_path, NO_TABLE + WRONG_AT_RANDOM, options=("--mode", mode)).splitlines()[-1])
+    assert outcome["wrong"] >= 20, "they were worked out wrong"
+    assert outcome["equal"] == [True] * len(outcome["equal"])
 
 
 @pytest.mark.process
-def test_without_a_table_a_first_inference_asks_once_for_each_form_of_a_call(tmp_path):
-    told = json.loads(run(tmp_path, NO_TABLE + FIRST).splitlines()[-1])
-    assert told["trips"][0] <= 1.5 * 1 + 10, "one layer of each kind"
-    assert told["trips"][1] <= 2, "other sizes have the forms of those before"
-    assert told["equal"] == [True, True, True]
+def test_without_a_table_a_first_inference_requests_each_form_of_a_call_once(tmp_path):
+    outcome = json.loads(run(tmp_path, NO_TABLE + FIRST).splitlines()[-1])
+    assert outcome["trips"][0] <= 1.5 * 1 + 10, "one layer of each kind"
+    assert outcome["trips"][1] <= 2, "other sizes have the forms of those before"
+    assert outcome["equal"] == [True, True, True]
 
 
 @pytest.mark.process
 def test_what_ran_ahead_is_compared_before_any_result_too(tmp_path):
     trusted()
-    said = run(tmp_path, WRONG_AHEAD, options=("--mode", "replay")).splitlines()
-    assert all(line.endswith("True") for line in said[:-1]), said
-    assert int(said[-1]) > 0
+    lines = run(tmp_path, WRONG_AHEAD, options=("--mode", "replay")).splitlines()
+    assert all(line.endswith("True") for line in lines[:-1]), lines
+    assert int(lines[-1]) > 0
 
 
 @pytest.mark.parametrize(

@@ -90,19 +90,19 @@ def run(tmp_path: pathlib.Path, folder: pathlib.Path, text: str, **variables: st
 
 @needs_compiler
 @pytest.mark.process
-def test_a_first_inference_on_a_gpu_asks_less_with_a_table(tmp_path: pathlib.Path) -> None:
-    known = shapes.sampled_shapes()
-    if not known:
+def test_a_first_inference_on_a_gpu_requests_less_with_a_table(tmp_path: pathlib.Path) -> None:
+    sampled = shapes.sampled_shapes()
+    if not sampled:
         pytest.skip(f"the operators of torch {torch.__version__} have not been sampled")
-    known["meta"]["aten::batch_norm"] = "r"  # a GPU's alone: for a CPU its parts are recorded
+    sampled["meta"]["aten::batch_norm"] = "r"  # a GPU's alone: for a CPU its parts are recorded
     empty, full = tmp_path / "empty", tmp_path / "full"
     for folder in (empty, full):
         folder.mkdir()
-    write(full, known)
-    asked, worked_out = (run(tmp_path, folder, NETWORK) for folder in (empty, full))
-    assert asked["equal"]
+    write(full, sampled)
+    queried, worked_out = (run(tmp_path, folder, NETWORK) for folder in (empty, full))
+    assert queried["equal"]
     assert worked_out["equal"]
-    assert asked["trips"] > worked_out["trips"], (asked, worked_out)
+    assert queried["trips"] > worked_out["trips"], (queried, worked_out)
 
 
 @needs_compiler
@@ -115,7 +115,7 @@ def test_a_wrong_layout_in_a_table_changes_no_result(tmp_path: pathlib.Path, tab
 
 @needs_compiler
 @pytest.mark.process
-def test_a_survey_counts_what_is_recorded_whole_for_a_gpu(tmp_path: pathlib.Path, tables: pathlib.Path) -> None:
+def test_a_survey_counts_what_is_recorded_as_one_call_for_a_gpu(tmp_path: pathlib.Path, tables: pathlib.Path) -> None:
     agreed = set(run(tmp_path, tables, SURVEY)["agreed"])
     assert {"aten::batch_norm", "aten::instance_norm", "aten::grid_sampler"} <= agreed
     assert "aten::native_batch_norm" not in agreed
@@ -148,8 +148,8 @@ class Native:
     def trust(self, always: Any, ways: Any) -> None:
         self.always, self.ways = always, ways
 
-    def suppose(self, on: bool, asked: Any) -> None:
-        self.supposes, self.asked = on, asked
+    def suppose(self, on: bool, requested: Any) -> None:
+        self.supposes, self.requested = on, requested
 
 
 class Remote:
@@ -157,7 +157,7 @@ class Remote:
         self.facts, self.torches = GPU, torches
 
 
-def test_another_torch_is_asked_whatever_the_table_has(tables: pathlib.Path) -> None:
+def test_another_torch_is_queried_despite_the_table(tables: pathlib.Path) -> None:
     write(tables, {"meta": {"aten::sort": "r"}})
     same, other = Native(), Native()
     shapes.trust_shapes(same, Remote())
@@ -169,7 +169,7 @@ def test_another_torch_is_asked_whatever_the_table_has(tables: pathlib.Path) -> 
     assert (same.supposes, other.supposes) == (False, True), "what is in no table is asked once for each form"
 
 
-def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_asked_for(tables: pathlib.Path) -> None:
+def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_queried(tables: pathlib.Path) -> None:
     name = shapes.operators_with_exact_shapes()[0]
     native = Native()
     shapes.trust_shapes(native, Remote())
@@ -178,7 +178,7 @@ def test_a_generated_meta_kernel_that_differed_on_a_gpu_is_asked_for(tables: pat
     shapes.trust_shapes(native, Remote())
     assert native.always
     assert name not in native.always
-    assert native.asked == [name]
+    assert native.requested == [name]
 
 
 def counted(*rows: Any, **facts: Any) -> Dict[str, Any]:

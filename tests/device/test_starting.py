@@ -29,13 +29,13 @@ def run(*words, options=(), **environment):
 
 
 @pytest.mark.process
-def test_a_program_says_nothing_that_it_does_not_say_by_itself():
+def test_a_program_prints_nothing_extra():
     done, _ = run(sys.executable, "-c", "import torch; print(torch.ones(2, device='cuda').sum().item())")
     assert (done.stdout, done.stderr) == ("2.0\n", "")
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         ("-E x.py", "-E"), ("-I x.py", "-I"), ("-S x.py", "-S"), ("-Bu x.py -E", ""), ("-c pass -I", ""),
         ("-uIc pass", "-I"),
@@ -44,8 +44,8 @@ def test_a_program_says_nothing_that_it_does_not_say_by_itself():
         ("--check-hash-based-pycs always -E x.py", "-E"), ("- -E", ""), ("", ""),
     ],
 )  # fmt: skip
-def test_options_of_python_are_read_as_python_reads_them(words, option):
-    assert starting.ignoring_option(words.split()) == option
+def test_options_of_python_are_read_as_python_reads_them(arguments, option):
+    assert starting.ignoring_option(arguments.split()) == option
 
 
 def test_a_script_of_python_is_python(tmp_path):
@@ -73,20 +73,20 @@ def test_a_python_that_ignores_the_path_is_refused(option):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["env", "-u", "PYTHONPATH", sys.executable],
         ["env", "PYTHONPATH=", sys.executable],
         ["env", sys.executable, "-I"],
     ],
 )  # fmt: skip
-def test_a_wrapper_that_loses_the_device_is_no_success(words):
-    done, lines = run(*words, "-c", PROGRAM)
+def test_a_wrapper_that_loses_the_device_is_no_success(arguments):
+    done, lines = run(*arguments, "-c", PROGRAM)
     assert done.stdout == "cuda False 0\n"
     assert done.returncode == 1
     assert len(lines) == 1
     assert "keep PYTHONPATH" in lines[0]
-    done, lines = run(*words, "-c", PROGRAM, options=("--absent", "local"))
+    done, lines = run(*arguments, "-c", PROGRAM, options=("--absent", "local"))
     assert done.returncode == 0
     assert "everything was computed on this machine" in lines[0]
 
@@ -99,7 +99,7 @@ def test_a_wrapper_that_keeps_the_device_is_as_the_program_itself():
 
 
 @pytest.mark.process
-def test_a_wrapper_whose_python_needs_no_torch_is_told_so():
+def test_a_wrapper_whose_python_needs_no_torch_is_notified():
     done, lines = run("sh", "-c", f'"{sys.executable}" -c "print(1)"')
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "nothing was offloaded" in lines[0]
@@ -141,7 +141,7 @@ def start_with_installed_package(tmp_path, *words):
 
 
 @pytest.mark.process
-def test_a_python_without_the_package_is_told_what_it_lacks(theirs, tmp_path):
+def test_a_python_without_the_package_gets_the_cause(theirs, tmp_path):
     done = start_with_installed_package(tmp_path, "--", theirs, "-c", "import torch")
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.strip().splitlines()
@@ -156,7 +156,7 @@ def test_a_python_without_the_package_is_told_what_it_lacks(theirs, tmp_path):
 
 
 @pytest.mark.process
-def test_a_python_without_torch_says_what_it_always_says(tmp_path):
+def test_a_python_without_torch_fails_as_usual(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     done = start_with_installed_package(tmp_path, "--", str(tmp_path / "venv" / "bin" / "python"), "-c", "import torch")
     assert done.stderr.strip().endswith("ModuleNotFoundError: No module named 'torch'")
@@ -172,7 +172,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(value, seen):
     assert visible.is_visible({})
 
 
-def test_an_empty_list_may_hide_this_machine_alone():
+def test_an_empty_list_hides_this_machine_only():
     assert visible.is_visible({visible.VARIABLE: "", visible.LOCAL_GPU: visible.HIDDEN})
     assert not visible.is_visible({visible.VARIABLE: "-1", visible.LOCAL_GPU: visible.HIDDEN})
 

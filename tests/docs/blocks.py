@@ -16,7 +16,7 @@ LANGUAGES = ("sh", "bash", "console")
 _FENCE = re.compile(r"^(\s*)```+\s*(\w*)\s*$")
 _HEADING = re.compile(r"^#+\s+(.*?)\s*$")
 _NOT_RUN = re.compile(r"^\s*<!--\s*not run:\s*(.*?)\s*-->\s*$")
-_HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Block:
 
 def blocks_of(page: pathlib.Path) -> List[Block]:
     """All blocks of commands of a page."""
-    found: List[Block] = []
+    blocks: List[Block] = []
     section = reason = ""
     lines = page.read_text(encoding="utf-8").splitlines()
     number = 0
@@ -62,7 +62,7 @@ def blocks_of(page: pathlib.Path) -> List[Block]:
             number += 1
             if fence.group(2) in LANGUAGES:
                 commands = commands_of(body, start + 1, prompts=fence.group(2) == "console")
-                found.append(Block(page, section, start, tuple(commands), reason))
+                blocks.append(Block(page, section, start, tuple(commands), reason))
             reason = ""
         elif heading:
             section = heading.group(1)
@@ -70,7 +70,7 @@ def blocks_of(page: pathlib.Path) -> List[Block]:
             reason = not_run.group(1)
         elif line.strip():
             reason = ""
-    return found
+    return blocks
 
 
 def commands_of(lines: Sequence[str], first: int, prompts: bool = False) -> List[Command]:
@@ -78,7 +78,7 @@ def commands_of(lines: Sequence[str], first: int, prompts: bool = False) -> List
 
     With ``prompts`` only lines after ``$`` are commands, the others are what they print.
     """
-    found: List[Command] = []
+    commands: List[Command] = []
     number = 0
     while number < len(lines):
         start, text = number, lines[number]
@@ -92,11 +92,11 @@ def commands_of(lines: Sequence[str], first: int, prompts: bool = False) -> List
         while text.endswith("\\") and number < len(lines):
             text += "\n" + lines[number]
             number += 1
-        here = _HERE_DOCUMENT.search(text)
-        while here and number < len(lines):
+        heredoc = _HEREDOC.search(text)
+        while heredoc and number < len(lines):
             text += "\n" + lines[number]
             number += 1
-            if lines[number - 1].strip() == here.group(1):
+            if lines[number - 1].strip() == heredoc.group(1):
                 break
-        found.append(Command(text, first + start))
-    return found
+        commands.append(Command(text, first + start))
+    return commands

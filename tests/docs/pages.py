@@ -35,14 +35,14 @@ class Page:
         folder: pathlib.Path,
         video: str,
         checkout: str,
-        tell: Callable[[str], None] = print,
+        report: Callable[[str], None] = print,
         literally: bool = False,
     ) -> None:
         self._terminals = terminals
         self._folder = folder
         self._video = video
         self._checkout = checkout
-        self._tell = tell
+        self._report = report
         self._literally = literally
         self._brought: Set[str] = set()
 
@@ -51,18 +51,20 @@ class Page:
         failures = []
         for block in blocks:
             if block.not_run:
-                self._tell(f"{block.page}:{block.line}: not run: {block.not_run}")
+                self._report(f"{block.page}:{block.line}: not run: {block.not_run}")
                 continue
             try:
                 for command in block.commands:
-                    began = time.monotonic()
+                    started_at = time.monotonic()
                     try:
                         self._command(command, block)
                     except Failed as error:
                         failures.append(f"{block.page}:{command.line}: {command.text}\n{error}")
-                        self._tell(failures[-1])
+                        self._report(failures[-1])
                         break
-                    self._tell(f"{block.page}:{command.line}: ok, {time.monotonic() - began:.1f} s: {command.text}")
+                    self._report(
+                        f"{block.page}:{command.line}: ok, {time.monotonic() - started_at:.1f} s: {command.text}"
+                    )
             finally:
                 self._terminals.end()
         return failures

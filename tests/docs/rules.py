@@ -114,7 +114,7 @@ def stays(text: str) -> Optional[str]:
 
 def printed_commands(output: str, server: str) -> List[str]:
     """Commands that a command has printed for the other machine, which is this one; ``server``: what it is called."""
-    return [HOST.sub(rf"\g<1>{server}", found) for found in PRINTED.findall(output)]
+    return [HOST.sub(rf"\g<1>{server}", address) for address in PRINTED.findall(output)]
 
 
 def sample_video(cache: pathlib.Path) -> pathlib.Path:

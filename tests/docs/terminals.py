@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Callable, Dict, List, Optional, Sequence
 
-KEEP_LINES = 25
+TAIL_LINES = 25
 END_S = 30.0
 """What a command may take to end after Ctrl-C."""
 
@@ -124,10 +124,10 @@ def _read(log: pathlib.Path) -> str:
     return re.sub(r"\x1b\[[0-9;]*m|\x1b\][^\x07]*\x07", "", log.read_text(encoding="utf-8", errors="replace"))
 
 
-def _tail(log: pathlib.Path, most: Optional[int] = KEEP_LINES) -> str:
-    return "\n".join(f"    | {line}" for line in _read(log).splitlines()[-(most or KEEP_LINES) :])
+def _tail(log: pathlib.Path, most: Optional[int] = TAIL_LINES) -> str:
+    return "\n".join(f"    | {line}" for line in _read(log).splitlines()[-(most or TAIL_LINES) :])
 
 
-def quoted(words: Sequence[str]) -> str:
+def quoted(arguments: Sequence[str]) -> str:
     """The words as a shell reads them."""
-    return " ".join(shlex.quote(word) for word in words)
+    return " ".join(shlex.quote(word) for word in arguments)

@@ -36,15 +36,15 @@ EVERY_RUN = (
 """Pages of a user's first day; the commands of the others are run by ``scripts/test --all``."""
 BUILT = (".venv", "build", "devel")
 MOST_NOT_RUN = 0.1
-KEPT = ("PATH", "LANG", "TERM", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
-OWN_NETWORK = ("unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600")
+PASSED_VARIABLES = ("PATH", "LANG", "TERM", "PIP_", "UV_", "SSL_", "REQUESTS_", "http_proxy", "https_proxy", "no_proxy")
+NETWORK_COMMAND = ("unshare", "--net", "sh", "-c", "ip link set lo up && echo up && exec sleep 3600")
 
 
-def test_no_more_commands_are_left_out_than_is_said_and_those_say_why():
+def test_at_most_the_declared_share_of_commands_is_skipped_with_reasons():
     blocks = [(page, block) for page in PAGES for block in blocks_of(ROOT / page)]
     commands = sum(len(block.commands) for _, block in blocks)
-    left_out = sum(len(block.commands) for page, block in blocks if block.not_run)
-    assert left_out <= MOST_NOT_RUN * commands, f"{left_out} of {commands} commands are not run"
+    skipped = sum(len(block.commands) for page, block in blocks if block.not_run)
+    assert skipped <= MOST_NOT_RUN * commands, f"{skipped} of {commands} commands are not run"
     assert f"{MOST_NOT_RUN:.0%}".replace("%", " %") in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert all(len(block.not_run) > 10 for _, block in blocks if block.not_run), "a reason says more"
 
@@ -54,15 +54,15 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_what_a_page_links_to_is_there(page):
+def test_links_of_a_page_exist(page):
     for target in _LINK.findall((ROOT / page).read_text(encoding="utf-8")):
         if "://" in target:
             continue
         path, _, anchor = target.partition("#")
-        there = ((ROOT / page).parent / path).resolve() if path else ROOT / page
-        assert there.exists(), f"{page} links to {target}"
+        linked = ((ROOT / page).parent / path).resolve() if path else ROOT / page
+        assert linked.exists(), f"{page} links to {target}"
         if anchor:
-            heads = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+            heads = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
             assert anchor in anchors, f"{page} links to {target}"
 
@@ -72,7 +72,7 @@ _SOURCE = re.compile(r"`([\w.-]+(?:/[\w.-]+)+\.(?:py|cpp|h|c|launch))(?:::\w+)?`
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_sources_that_a_page_names_are_there(page):
+def test_sources_that_a_page_names_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     missing = [name for name in _SOURCE.findall(text) if not any(path.endswith(f"/{name}") for path in _sources())]
     assert not missing
@@ -129,7 +129,7 @@ def test_a_table_of_measurements_is_seen():
     assert not _FIGURES.search("| LZ4 | 2 codecs | fast |")
 
 
-def test_every_recorded_result_has_a_page_and_says_how_it_was_recorded():
+def test_every_recorded_result_has_a_page_and_its_command():
     folder = ROOT / "docs" / "results"
     recorded = {path.stem for path in folder.glob("*.json")} - {"sources"}
     assert recorded == {path.stem for path in folder.glob("*.md")} - {"README"}
@@ -168,7 +168,7 @@ def test_generated_pages_are_those_of_the_code_and_a_stale_one_is_named(tmp_path
         ("roslaunch edge_offload kapao_tracking.launch", "progress 3 results in 2 s: server", True),
     ],
 )
-def test_what_a_command_prints_says_whether_it_works(command, printed, works):
+def test_outputs_of_commands_are_judged(command, printed, works):
     assert bool(re.search(rules.stays(command), printed)) == works
 
 
@@ -186,10 +186,10 @@ def user(tmp_path):
     for name in BUILT:
         (checkout / name).symlink_to(ROOT / name)
     # what was downloaded and built is kept between users; what they make themselves, and engines, are not
-    kept = pathlib.Path(os.environ.get("EDGE_OFFLOAD_CACHE") or pathlib.Path.home() / ".cache" / "edge_offload")
+    retained = pathlib.Path(os.environ.get("EDGE_OFFLOAD_CACHE") or pathlib.Path.home() / ".cache" / "edge_offload")
     cache = tmp_path / "home" / ".cache" / "edge_offload"
     cache.mkdir(parents=True)
-    for path in kept.iterdir():
+    for path in retained.iterdir():
         if path.name not in ("training", "engines", "last-error.log"):
             (cache / path.name).symlink_to(path)
     return tmp_path
@@ -209,7 +209,7 @@ def test_the_program_of_the_tutorial_prints_the_same_in_every_run(capsys):
     assert len(printed[0].splitlines()) == 20
 
 
-def test_uv_is_told_which_environment_to_install_into():
+def test_uv_gets_the_environment_to_install_into():
     """It looks at VIRTUAL_ENV and .venv only, and the pages call it by its path, in no activated environment."""
     lines = [line for page in PAGES for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
     calls = [line for line in lines if re.search(r"uv pip install .*\S", line)]
@@ -218,9 +218,9 @@ def test_uv_is_told_which_environment_to_install_into():
 
 
 @pytest.fixture
-def own_network():
+def isolated_network():
     """What a command is started by to see a loopback of its own, where this user may make one; else nothing."""
-    with subprocess.Popen(OWN_NETWORK, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
+    with subprocess.Popen(NETWORK_COMMAND, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder:
         up = holder.stdout.readline() == b"up\n"
         yield ("nsenter", "--target", str(holder.pid), "--net") if up else ()
         holder.kill()
@@ -236,14 +236,14 @@ def own_network():
         for page in WITH_COMMANDS
     ],
 )
-def test_the_commands_of_a_page_do_what_it_says(page, user, own_network):
-    environment = {key: value for key, value in os.environ.items() if key.startswith(KEPT)}
+def test_the_commands_of_a_page_work(page, user, isolated_network):
+    environment = {key: value for key, value in os.environ.items() if key.startswith(PASSED_VARIABLES)}
     # as on a terminal, which shows every line at once
     environment["PYTHONUNBUFFERED"] = "1"
     environment.update(HOME=str(user / "home"), ROS_MASTER_URI="http://localhost:11311")
     place = user / "terminals"
     place.mkdir()
-    terminals = Terminals(place, str(user / "edge_offload"), environment, own_network)
+    terminals = Terminals(place, str(user / "edge_offload"), environment, isolated_network)
     try:
         if page != README:
             terminals.run("source devel/setup.bash", rules.LIMIT_S)

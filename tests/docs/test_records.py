@@ -28,7 +28,7 @@ def test_records_are_short(generate: Any, tmp_path: pathlib.Path) -> None:
     assert sum(path.stat().st_size for path in folder.glob("*.json")) <= MOST_BYTES
 
 
-def test_what_no_page_shows_is_left_out_and_the_page_stays(generate: Any) -> None:
+def test_records_without_a_page_are_omitted_and_the_page_stays(generate: Any) -> None:
     def render(record: Any) -> List[str]:
         return [f"{row['speed']['mean']:.2f} {row.get('unit', 'm')} {len(record['rows'])}" for row in record["rows"]]
 

@@ -31,17 +31,17 @@ def test_a_batch_of_people_networks_is_what_single_frames_are(name: str, size: i
     assert not verdict.reason
     assert verdict.error <= MAX_RELATIVE_ERROR
     for frame, together in zip(frames, batches.run(frames)):
-        alone = executor.run(frame)
-        assert len(alone.outputs) == len(together.outputs)
+        single = executor.run(frame)
+        assert len(single.outputs) == len(together.outputs)
         assert together.engine == f"eager batch {size}"
-        for want, found in zip(alone.outputs, together.outputs):
+        for want, batched in zip(single.outputs, together.outputs):
             if verdict.equal:
-                assert torch.equal(want, found)
-            elif want.shape == found.shape:
-                assert torch.allclose(want.float(), found.float(), rtol=1e-3, atol=1e-3)
+                assert torch.equal(want, batched)
+            elif want.shape == batched.shape:
+                assert torch.allclose(want.float(), batched.float(), rtol=1e-3, atol=1e-3)
 
 
-class Own(nn.Module):
+class CustomNet(nn.Module):
     """A module of a user's, which knows of no batches."""
 
     def __init__(self) -> None:
@@ -53,18 +53,18 @@ class Own(nn.Module):
         return maps.mean(dim=(2, 3)) * gain, maps.amax(dim=1)
 
 
-def test_a_module_that_knows_of_no_batches_is_mapped_over_them() -> None:
+def test_a_module_without_batches_is_mapped_over_them() -> None:
     torch.manual_seed(0)
-    executor = ModuleExecutor(Own())
+    executor = ModuleExecutor(CustomNet())
     batches = BatchExecutor(executor)
     frames = [[*frame, torch.full((1,), 0.5 + n)] for n, frame in enumerate(frames_of(4, 3, 20, 24))]
     verdict = batches.compare_batch(frames)
     assert not verdict.reason
     for frame, together in zip(frames, batches.run(frames)):
-        for want, found in zip(executor.run(frame).outputs, together.outputs):
-            found.mul_(1)  # results are the caller's
-            assert want.shape == found.shape
-            assert torch.allclose(want, found, rtol=1e-5, atol=1e-5)
+        for want, batched in zip(executor.run(frame).outputs, together.outputs):
+            batched.mul_(1)  # results are the caller's
+            assert want.shape == batched.shape
+            assert torch.allclose(want, batched, rtol=1e-5, atol=1e-5)
 
 
 class DataDependent(nn.Module):
@@ -84,7 +84,7 @@ class Mixing(nn.Module):
         return images.float() - images.float().mean()
 
 
-def test_what_cannot_be_batched_is_told() -> None:
+def test_unbatchable_inputs_are_reported() -> None:
     frames = frames_of(2, 3, 8, 8)
     mapped = BatchExecutor(ModuleExecutor(DataDependent())).compare_batch(frames)
     assert mapped.reason
@@ -94,12 +94,12 @@ def test_what_cannot_be_batched_is_told() -> None:
     assert mixed.error > MAX_RELATIVE_ERROR
 
 
-def test_one_frame_alone_is_the_executors_own_run() -> None:
+def test_one_frame_runs_as_in_the_executor() -> None:
     executor = ModuleExecutor(build_module("movenet"))
     frame = frames_of(1, 3, 64, 64)[0]
-    alone = BatchExecutor(executor).run([frame])[0]
-    assert all(torch.equal(a, b) for a, b in zip(alone.outputs, executor.run(frame).outputs))
-    assert alone.engine == "eager"
+    single = BatchExecutor(executor).run([frame])[0]
+    assert all(torch.equal(a, b) for a, b in zip(single.outputs, executor.run(frame).outputs))
+    assert single.engine == "eager"
 
 
 class OnGraphs(Direct):
@@ -128,7 +128,7 @@ class EmulatedEngine:
 @pytest.mark.parametrize("name", ["kapao_vtest", "own"])
 def test_prepared_batches_are_graphs_with_the_bits_of_torch(name: str) -> None:
     torch.manual_seed(0)
-    executor = ModuleExecutor(Own() if name == "own" else build_module(name))
+    executor = ModuleExecutor(CustomNet() if name == "own" else build_module(name))
     eager = BatchExecutor(executor)
     executor._seat = Seat(executor.module, lambda inputs: (), OnGraphs())
     batches = BatchExecutor(executor)
@@ -139,10 +139,10 @@ def test_prepared_batches_are_graphs_with_the_bits_of_torch(name: str) -> None:
                 frames = [[*frame, torch.full((1,), 0.5 + n + seed)] for n, frame in enumerate(frames)]
             if not seed:
                 batches.prepare_batch(frames)
-            for want, found in zip(eager.run(frames), batches.run(frames)):
-                assert found.engine.startswith("graphs ")
-                assert found.engine.endswith(f" batch {size}")
-                assert all(torch.equal(a, b) for a, b in zip(want.outputs, found.outputs))
+            for want, batched in zip(eager.run(frames), batches.run(frames)):
+                assert batched.engine.startswith("graphs ")
+                assert batched.engine.endswith(f" batch {size}")
+                assert all(torch.equal(a, b) for a, b in zip(want.outputs, batched.outputs))
 
 
 def test_batches_of_a_servers_network_are_compiled_steps_with_the_bits_of_torch() -> None:
@@ -160,7 +160,7 @@ def test_a_batch_that_cannot_be_captured_is_computed_by_torch() -> None:
         def capture(self, run, inputs):
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
-    executor = ModuleExecutor(Own())
+    executor = ModuleExecutor(CustomNet())
     executor._seat = Seat(executor.module, lambda inputs: (), Refusing())
     batches = BatchExecutor(executor)
     frames = [[*frame, torch.ones(1)] for frame in frames_of(2, 3, 20, 24)]

@@ -27,22 +27,22 @@ def collector():
     made.stop()
 
 
-def test_what_has_been_looked_at_is_not_looked_at_again_before_a_while(collector):
-    kept = Cycle()
+def test_inspected_objects_are_skipped_for_a_while(collector):
+    alive = Cycle()
     collector.start()
     frozen = gc.get_freeze_count()
     assert frozen > 1000
-    young, gone = Cycle(), weakref.ref(Cycle())
+    young, collected = Cycle(), weakref.ref(Cycle())
     collector.collect_new()
-    assert gone() is None, "cycles that are young go"
+    assert collected() is None, "cycles that are young go"
     assert gc.get_freeze_count() > frozen, "what stays is not looked at any more"
-    there = [weakref.ref(each) for each in (kept, young)]
-    del kept, young
+    references = [weakref.ref(each) for each in (alive, young)]
+    del alive, young
     collector.collect_new()
-    assert None not in [each() for each in there]
+    assert None not in [each() for each in references]
     collector.passed[0] = 601.0
     collector.collect_new()
-    assert [each() for each in there] == [None, None], "after a while they go, too"
+    assert [each() for each in references] == [None, None], "after a while they go, too"
 
 
 def test_at_the_end_all_is_as_before_and_nothing_happens_before_the_begin(collector):
@@ -57,23 +57,23 @@ def test_at_the_end_all_is_as_before_and_nothing_happens_before_the_begin(collec
 
 def test_what_was_made_while_something_learns_is_not_looked_at_before_everything_is(collector):
     collector.start()
-    gone, frozen = weakref.ref(Cycle()), gc.get_freeze_count()
+    collected, frozen = weakref.ref(Cycle()), gc.get_freeze_count()
     collector.learns[0] = True
     collector.collect_new()
-    assert (gone() is None, gc.get_freeze_count()) == (False, frozen), "nobody looks while something learns"
+    assert (collected() is None, gc.get_freeze_count()) == (False, frozen), "nobody looks while something learns"
     collector.learns[0] = False
     collector.collect_new()
-    assert gone() is not None, "nor once it has learnt"
+    assert collected() is not None, "nor once it has learnt"
     assert gc.get_freeze_count() > frozen
     young = weakref.ref(Cycle())
     collector.collect_new()
-    assert (young() is None, gone() is None) == (True, False), "what is made from then on goes as before"
+    assert (young() is None, collected() is None) == (True, False), "what is made from then on goes as before"
     collector.passed[0] = 601.0
     collector.collect_new()
-    assert gone() is None, "and after a while what learning left goes, too"
+    assert collected() is None, "and after a while what learning left goes, too"
 
 
-def test_at_work_it_begins_and_leaves_everything_as_it_was():
+def test_collecting_starts_on_time_and_restores_everything():
     before = gc.get_threshold()
     with Collector().running():
         assert gc.get_freeze_count() > 1000

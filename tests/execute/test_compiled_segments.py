@@ -30,12 +30,12 @@ FLOAT, INT = 6, 4
 WIDTH = 4
 
 
-def tensor(storage: int, sizes: Sequence[int] = (WIDTH,), dtype: int = FLOAT, held: int = 4 * WIDTH) -> bytes:
+def tensor(storage: int, sizes: Sequence[int] = (WIDTH,), dtype: int = FLOAT, size: int = 4 * WIDTH) -> bytes:
     strides = [1] * len(sizes)
     for axis in range(len(sizes) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * sizes[axis + 1]
     form = f"<BBB{len(sizes)}q{len(sizes)}qqqB"
-    return b"T" + struct.pack(form, dtype, 0, len(sizes), *sizes, *strides, 0, held, storage)
+    return b"T" + struct.pack(form, dtype, 0, len(sizes), *sizes, *strides, 0, size, storage)
 
 
 WRAPPED = b"Wi" + struct.pack("<BB", INT, 1)
@@ -49,10 +49,10 @@ ENTRIES: List[Tuple[str, bytes]] = [
     ("aten::relu_", tensor(0)),
     ("aten::mul.Tensor", tensor(0) + WRAPPED),
     ("aten::max.dim", tensor(0, (2, 2)) + b"I" + struct.pack("<q", 1) + b"B\0"),
-    ("aten::cat", b"L" + struct.pack("<I", 2) + tensor(0, (2,), held=8) + tensor(1) + b"I" + struct.pack("<q", 0)),
-    ("edge::download", tensor(0, (6,), held=24)),
+    ("aten::cat", b"L" + struct.pack("<I", 2) + tensor(0, (2,), size=8) + tensor(1) + b"I" + struct.pack("<q", 0)),
+    ("edge::download", tensor(0, (6,), size=24)),
     ("aten::bernoulli_.float", tensor(0) + b"F" + struct.pack("<d", 0.5) + b"N"),
-    ("aten::div_.Tensor_mode", tensor(0, dtype=INT, held=32) + WRAPPED + b"X" + struct.pack("<I", 5) + b"floor"),
+    ("aten::div_.Tensor_mode", tensor(0, dtype=INT, size=32) + WRAPPED + b"X" + struct.pack("<I", 5) + b"floor"),
 ]
 (ALLOC, UPLOAD, DOWNLOAD, MUL, ADD_, RELU_, SCALE, MAX, CAT, DOWNLOAD6, RANDOM_, DIV_) = range(len(ENTRIES))
 
@@ -85,8 +85,8 @@ class Device:
         return self.program(number) is not None
 
     def program(self, number: int) -> Any:
-        found = self.session._compiled.get(self.session.segments[number])
-        return found.program if found is not None else None
+        compiled_segment = self.session._compiled.get(self.session.segments[number])
+        return compiled_segment.program if compiled_segment is not None else None
 
     def weight(self, number: int, *values: float) -> None:
         """A storage that exists before; segment 100 uploads it."""
@@ -115,8 +115,8 @@ def test_a_segment_returns_the_same_when_it_is_compiled(device: Device, runner: 
     device.define(0, *NETWORK)
     for turn in range(5):
         x = [turn - 2.0, turn * 0.3, -turn, 7]
-        found = device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(3), [floats(*x)])
-        assert torch.equal(found, expected(x, [1.5, -2, 3, 0.25], 3))
+        output = device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(3), [floats(*x)])
+        assert torch.equal(output, expected(x, [1.5, -2, 3, 0.25], 3))
         assert device.compiled(0) == (turn > 0)
         assert sorted(device.session.slots) == [1]
     program = device.program(0)
@@ -129,14 +129,14 @@ def test_another_number_and_another_weight_are_seen(device: Device) -> None:
         w = [turn, 1.0, -1.0, 2.0]
         device.weight(1, *w)
         number = 2 if turn < 3 else turn
-        found = device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(number), [floats(1, 2, 3, 4)])
-        assert torch.equal(found, expected([1, 2, 3, 4], w, number))
+        output = device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(number), [floats(1, 2, 3, 4)])
+        assert torch.equal(output, expected([1, 2, 3, 4], w, number))
         device.session.free([1])
     with pytest.raises(BadInput, match="storage 1 does not exist"):
         device.run(0, 900, LIVE, [0, 2, 3, 4, 5, 6], integer(5), [floats(1, 2, 3, 4)])
     device.weight(1, 9, 9, 9, 9)  # what failed has left nothing behind
-    found = device.run(0, 910, LIVE, [0, 2, 3, 4, 5, 6], integer(5), [floats(1, 2, 3, 4)])
-    assert torch.equal(found, expected([1, 2, 3, 4], [9, 9, 9, 9], 5))
+    output = device.run(0, 910, LIVE, [0, 2, 3, 4, 5, 6], integer(5), [floats(1, 2, 3, 4)])
+    assert torch.equal(output, expected([1, 2, 3, 4], [9, 9, 9, 9], 5))
 
 
 def test_what_the_program_still_holds_outlives_the_segment(device: Device) -> None:
@@ -153,16 +153,16 @@ def test_what_the_program_still_holds_outlives_the_segment(device: Device) -> No
     assert device.session.allocated == 4 * WIDTH
 
 
-def test_a_storage_that_is_freed_is_not_held_by_what_was_compiled(device: Device) -> None:
+def test_a_freed_storage_is_not_retained_by_compiled_code(device: Device) -> None:
     device.weight(1, 1, 1, 1, 1)
     device.define(0, *NETWORK)
     for turn in range(4):
         device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(2), [floats(1, 2, 3, 4)])
-    held = weakref.ref(device.session.slots[1].view(next(iter(device.session.slots[1].views))))
-    assert held() is not None
+    reference = weakref.ref(device.session.slots[1].view(next(iter(device.session.slots[1].views))))
+    assert reference() is not None
     device.session.free([1])
     gc.collect()
-    assert held() is None
+    assert reference() is None
 
 
 def test_tensors_in_between_live_until_their_last_use(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_an_operator_that_fails_is_named_and_what_ran_before_it_has_happened(dev
         assert device.run(1, 50, [(0, 20 + turn)]).tolist() == [0, turn, 2, 3]
 
 
-def test_a_dtype_that_is_not_known_here_is_refused_by_name_every_time(device: Device) -> None:
+def test_an_unsupported_dtype_is_refused_by_name_every_time(device: Device) -> None:
     device.weight(1, 1.5, -2, 3, 0.25)
     device.session.define_operator("edge::download", tensor(0, dtype=70))
     device.define(0, len(ENTRIES), 0)
@@ -259,5 +259,5 @@ def test_a_number_that_is_no_dtype_does_not_reach_the_operator(device: Device, n
             device.run(0, 10 + turn, [(0, 1)])
 
 
-def test_what_an_operator_says_is_told_in_part() -> None:
+def test_messages_of_operators_are_shortened() -> None:
     assert len(str(CallFailed("aten::sum", RuntimeError("x" * (1 << 20))))) < 11_000

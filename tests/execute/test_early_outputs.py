@@ -22,7 +22,7 @@ from edge_offload.protocol.messages import Answer, DeviceMessage, parse_answer
 pytestmark = pytest.mark.process
 
 
-LEFT = "left"
+SENT = "left"
 #: A network with two heads: the second hangs on what the first has read, and on more.
 FIRST, SECOND = "aten::mul.Tensor", "aten::add.Tensor"
 
@@ -44,7 +44,7 @@ ENTRIES: List[Any] = [
 ]
 
 
-def words(*values: int) -> bytes:
+def code(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)
 
 
@@ -72,8 +72,8 @@ class Device:
         put = SegmentStep(0, 1, [], [], b"", [struct.pack("<3f", 1, 2, 3)])
         first = TraceStep(1, (), (), ((0, 0, 1),), (), b"", (), sizes)
         second = TraceStep(2, (), (), ((0, 0, 1),), (), b"", (), False)
-        head = words(2, 0, 0) if sizes else words(2, 0, 0, 4, 1)
-        segments = [(0, words(0, 1, 0)), (1, head), (2, words(3, 0, 0, 4, 1))]
+        head = code(2, 0, 0) if sizes else code(2, 0, 0, 4, 1)
+        segments = [(0, code(0, 1, 0)), (1, head), (2, code(3, 0, 0, 4, 1))]
         self.send(DeviceMessage(ENTRIES, 0, segments, steps=[put], speculative_from=1, nodes=[(0, first), (1, second)]))
 
     def send(self, message: DeviceMessage) -> List[Answer]:
@@ -82,12 +82,12 @@ class Device:
         self.answer = PendingAnswer()
         parts: List[Answer] = []
 
-        def left(buffers: Any) -> None:
-            self.session.events.append(LEFT)
+        def note_sent(buffers: Any) -> None:
+            self.session.events.append(SENT)
             parts.append(parse_answer(buffers))
             self.answer.add_part(parts[-1])
 
-        self.answer.complete_answer(parse_answer(serve_message(self.session, message.to_wire(), left)))
+        self.answer.complete_answer(parse_answer(serve_message(self.session, message.to_wire(), note_sent)))
         return parts
 
     def infer(self) -> List[Answer]:
@@ -100,11 +100,11 @@ def test_the_first_output_leaves_before_the_second_is_computed() -> None:
     device = Device()
     for _ in range(4):  # not known yet, run call by call, compiled
         (part,) = device.infer()
-        assert device.session.events == [FIRST, "edge::download", LEFT, SECOND, "edge::download"]
+        assert device.session.events == [FIRST, "edge::download", SENT, SECOND, "edge::download"]
         assert [outcome.tensor.tolist() for _, _, outcome in part.ran] == [[1, 4, 9]]
-        whole = device.answer.result(0)
-        assert [index for index, _, _ in whole.ran] == [0, 1]
-        assert [outcome.tensor.tolist() for _, _, outcome in whole.ran] == [[1, 4, 9], [2, 4, 6]]
+        answer = device.answer.result(0)
+        assert [index for index, _, _ in answer.ran] == [0, 1]
+        assert [outcome.tensor.tolist() for _, _, outcome in answer.ran] == [[1, 4, 9], [2, 4, 6]]
 
 
 def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +114,12 @@ def test_parts_are_bounded_in_bytes_and_the_rest_comes_with_the_answer(monkeypat
     assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
 
 
-def test_what_takes_no_time_leaves_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_cost_no_time_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculative, "LEAST_PAUSE_S", 1e6)
     device = Device()
     device.infer()
     assert device.infer() == []
-    assert LEFT not in device.session.events
+    assert SENT not in device.session.events
     assert [outcome.tensor.tolist() for _, _, outcome in device.answer.result(0).ran] == [[1, 4, 9], [2, 4, 6]]
 
 
@@ -130,8 +130,8 @@ def test_sizes_that_the_host_waits_for_leave_now_and_then(monkeypatch: pytest.Mo
     device = Device(sizes=True)
     for _ in range(4):
         parts = device.infer()
-        events = [FIRST, LEFT, SECOND, "edge::download"]
-        assert device.session.events == [event for event in events if event != LEFT or not every_s]
+        events = [FIRST, SENT, SECOND, "edge::download"]
+        assert device.session.events == [event for event in events if event != SENT or not every_s]
         assert [len(part.ran) for part in parts] == ([] if every_s else [1])
         first, second = (outcome for _, _, outcome in device.answer.result(0).ran)
         assert first.results is not None
@@ -143,31 +143,31 @@ def test_sizes_leave_more_often_the_nearer_the_end_is() -> None:
 
     def leave(steps: int) -> List[int]:
         """The steps, one a millisecond, after which something leaves."""
-        run, left = pacer.FlushPacer(spans, 3, 0.0), []
+        run, flushed = pacer.FlushPacer(spans, 3, 0.0), []
         for step in range(1, steps + 1):
             if run.is_due(step / 1e3):
                 run.note_flush(step / 1e3)
-                left.append(step)
+                flushed.append(step)
         run.note_end(steps / 1e3)
-        return left
+        return flushed
 
-    def gaps(left: List[int]) -> List[int]:
-        return [after - before for before, after in zip(left, left[1:])]
+    def gaps(remaining: List[int]) -> List[int]:
+        return [after - before for before, after in zip(remaining, remaining[1:])]
 
     unknown = leave(100)
     assert all(20 <= gap <= 21 for gap in gaps(unknown))
-    known = leave(100)
-    assert known[0] in (75, 76)
-    assert gaps(known) == sorted(gaps(known), reverse=True)
-    assert known[-1] >= 96
-    assert len(known) < 5
+    flushed_at = leave(100)
+    assert flushed_at[0] in (75, 76)
+    assert gaps(flushed_at) == sorted(gaps(flushed_at), reverse=True)
+    assert flushed_at[-1] >= 96
+    assert len(flushed_at) < 5
     longer = leave(150)  # than the last time
-    assert longer[: len(known)] == known
-    assert all(19 <= gap <= 21 for gap in gaps(longer)[len(known) :])
+    assert longer[: len(flushed_at)] == flushed_at
+    assert all(19 <= gap <= 21 for gap in gaps(longer)[len(flushed_at) :])
     assert all(gap <= 201 for gap in gaps(leave(2000) + leave(2000)) if gap > 0)
 
 
-def test_what_is_there_can_be_used_though_the_rest_never_comes() -> None:
+def test_early_outputs_are_usable_though_the_rest_never_arrives() -> None:
     device = Device()
     answer = PendingAnswer()
     answer.add_part(device.infer()[0])
@@ -186,8 +186,8 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
 def test_a_graph_like_the_one_before_travels_without_its_nodes_and_what_it_was_given() -> None:
     session = DeviceSession()
     first = TraceGraph([(4, [(None, 0)])], [((), 0)], 9, 9, payloads=[b"input", bytes(8), b"constant"])
-    again = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
-    for graph, given in ((first, [b"input", bytes(8), b"constant"]), (again, [b"other", bytes(8), b"constant"])):
+    second = TraceGraph(None, [((), 0)], 30, 30, payloads=[b"other", None, None])
+    for graph, given in ((first, [b"input", bytes(8), b"constant"]), (second, [b"other", bytes(8), b"constant"])):
         read = messages.parse_message(messages.DeviceMessage(graph=graph).to_wire()).graph
         assert read is not None
         session.ahead.take_graph(read)

@@ -63,17 +63,17 @@ def cudnn_flags():
     flags[0].benchmark, flags[0].deterministic, flags[0].allow_tf32, flags[1].allow_tf32 = before
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_a_gpu_computes_without_tf32_unless_the_environment_allows_it(cudnn_flags, monkeypatch, wanted):
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_gpu_computes_without_tf32_unless_the_environment_allows_it(cudnn_flags, monkeypatch, allowed):
     monkeypatch.delenv(devices.TF32, raising=False)
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not wanted
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = not allowed
     torch.backends.cudnn.benchmark = True
-    if wanted:
+    if allowed:
         monkeypatch.setenv(devices.TF32, "0")  # which has the variable removed again when the test ends
         devices.allow_tf32()
     assert devices.fix_kernel_choice(torch.device("cuda")) == torch.device("cuda")
-    assert torch.backends.cudnn.allow_tf32 is wanted
-    assert torch.backends.cuda.matmul.allow_tf32 is wanted
+    assert torch.backends.cudnn.allow_tf32 is allowed
+    assert torch.backends.cuda.matmul.allow_tf32 is allowed
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.benchmark
 
@@ -129,7 +129,7 @@ def test_bad_core_lists(text):
         parse_cores(text)
 
 
-def test_absent_devices_say_why():
+def test_absent_devices_report_why():
     assert devices.pick_device("cpu").type == "cpu"
     for backend in devices.list_backends():
         assert backend.detail
@@ -156,12 +156,12 @@ def test_what_is_no_tensor_is_refused_by_name(what):
         ModuleExecutor(Returns(what)).run([torch.ones(1)])
 
 
-def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
+def test_a_gpu_without_memory_is_retried_later_and_a_failed_one_never():
     spare = CpuFallback("cuda:1")
     assert spare.stands_in(0.0) == ""
     now = time.monotonic()
-    said = spare.note_failure(OutOfMemory("it is full"), for_good=False)
-    assert said == "computed on the CPU in place of cuda:1: it is full"
+    note = spare.note_failure(OutOfMemory("it is full"), for_good=False)
+    assert note == "computed on the CPU in place of cuda:1: it is full"
     assert "it is full" in spare.stands_in(now + 0.9 * PAUSE_S)
     assert spare.stands_in(now + 10 * PAUSE_S) == ""
     spare.note_failure(OutOfMemory("again"), for_good=False)
@@ -182,11 +182,11 @@ def test_a_gpu_without_memory_is_asked_again_later_and_one_that_failed_never():
     (torch.linalg.LinAlgError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED, NaN"), torch.linalg.LinAlgError),
     (RuntimeError("shapes do not fit"), RuntimeError), (BadInput("wrong"), BadInput),
 ])  # fmt: skip
-def test_failures_of_a_gpu_are_told_from_those_of_a_program(raised, expected):
-    with pytest.raises(expected) as found, gpu_failures():
+def test_failures_of_a_gpu_are_distinguished_from_those_of_a_program(raised, expected):
+    with pytest.raises(expected) as result, gpu_failures():
         raise raised
-    assert type(found.value) is expected
-    assert "\n" not in str(found.value)
+    assert type(result.value) is expected
+    assert "\n" not in str(result.value)
 
 
 @pytest.mark.parametrize(("device", "selected"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
@@ -262,7 +262,7 @@ def test_dtypes_that_do_not_travel_are_named():
 
 
 @pytest.mark.parametrize(
-    ("robot", "server", "told"),
+    ("robot", "server", "reported"),
     [
         ("2.13.0+cpu", "2.15.0+cu132", ["torch==2.13.0 on the server", "torch==2.15.0 on the robot"]),
         ("2.4.0a0+07cecf4168.nv24.05", "2.13.0", ["torch==2.4.0 on the server"]),
@@ -272,15 +272,15 @@ def test_dtypes_that_do_not_travel_are_named():
         ("2.13.0", "not a version", []),
     ],
 )
-def test_two_versions_of_torch_are_told_with_what_to_install_where(robot, server, told):
-    words = two_torches({"torch": robot}, {"torch": server})
-    assert bool(words) == bool(told)
-    assert all(part in words for part in told)
-    assert "\n" not in words
+def test_two_versions_of_torch_are_reported_with_the_packages_to_install(robot, server, reported):
+    message = two_torches({"torch": robot}, {"torch": server})
+    assert bool(message) == bool(reported)
+    assert all(part in message for part in reported)
+    assert "\n" not in message
     assert two_torches({"torch": robot}, server) == "", "a fingerprint that is none"
 
 
-def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch):
+def test_a_server_sends_robots_the_cudnn_flags_that_it_computes_with(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(fingerprints, "device_name", str)
@@ -288,10 +288,10 @@ def test_a_server_tells_robots_the_cudnn_flags_that_it_computes_with(monkeypatch
     device = ComputeDevice(Compute("cpu"))
     device.placed = torch.device("cuda")
     device.prepare_device(0)
-    told = dict(device.fingerprint["cudnn_flags"])
+    flags = dict(device.fingerprint["cudnn_flags"])
     ModuleExecutor(torch.nn.Identity(), "cuda")
-    assert told == fingerprint_of("cuda")["cudnn_flags"]
-    assert (told["benchmark"], told["deterministic"]) == (False, True)
+    assert flags == fingerprint_of("cuda")["cudnn_flags"]
+    assert (flags["benchmark"], flags["deterministic"]) == (False, True)
 
 
 @pytest.mark.process

@@ -19,9 +19,9 @@ OPTIONS = ("--device", "cpu", "--threads", "1")
 
 def started():
     executor = ExecutorProcess(OPTIONS)
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     wait_until_ready(executor.start())
-    return executor, time.monotonic() - began_s
+    return executor, time.monotonic() - started_s
 
 
 def fork_servers():
@@ -40,7 +40,7 @@ def running(pid):
 
 
 @pytest.mark.process
-def test_executors_begin_at_once_and_say_how_they_ended(monkeypatch):
+def test_executors_start_at_once_and_report_their_end(monkeypatch):
     earlier = fork_servers()
     monkeypatch.setattr(forking, "_shared", None)
     first, first_s = started()
@@ -63,21 +63,21 @@ def test_executors_begin_at_once_and_say_how_they_ended(monkeypatch):
     while any(running(pid) for pid in pids):
         assert time.monotonic() < ends_s, "they were killed"
         time.sleep(0.05)
-    again, _ = started()
-    again.kill_process()
-    assert again.explain_exit() == ", signal 9"
+    restarted, _ = started()
+    restarted.kill_process()
+    assert restarted.explain_exit() == ", signal 9"
 
 
 @pytest.mark.process
 def test_an_executor_has_the_variables_of_its_server(monkeypatch):
-    kept, _ = started()
+    retained, _ = started()
     other = "EDGE_OFFLOAD_ANOTHER"
     monkeypatch.setenv(other, "1")
     executor, _ = started()
     values = [process.environ().get(other) for process in fork_servers()]
     assert "1" in values, "read while modules are imported: another process forks it"
     executor.kill_process()
-    kept.kill_process()
+    retained.kill_process()
 
 
 @pytest.mark.process

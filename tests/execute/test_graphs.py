@@ -41,7 +41,7 @@ DEAD = [0, 2, 3, 4, 5, 6]
 WEIGHT = [1.5, -2.0, 3.0, 0.25]
 #: Runs until a graph has taken over: the step is compiled on the second, counted, captured behind it, and compared.
 UNTIL_IN_FORCE = 1 + EAGER_RUNS + TRIALS
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 
 
 @pytest.fixture(autouse=True, params=["python", "native"])
@@ -105,13 +105,13 @@ def test_what_a_step_leaves_is_not_written_by_its_next_run(graphs: Graphs) -> No
     for turn in range(9):
         graphs.run(0, [turn, 1.0, -turn, 2.0], dead=dead)
     slots = graphs.device.session.slots
-    kept = [slots[10 * (turn + 1) + 2] for turn in range(9)]  # the third storage of its step
+    outputs = [slots[10 * (turn + 1) + 2] for turn in range(9)]  # the third storage of its step
     assert graphs.captures.replayed > 0
-    for turn, slot in enumerate(kept):
+    for turn, slot in enumerate(outputs):
         x = [turn, 1.0, -turn, 2.0]
         assert torch.equal(slot.view(layout()), expected(x, WEIGHT, 3)[2:])
-    held = sum(slot.storage.nbytes() for slot in slots.values())
-    assert graphs.device.session.allocated == held
+    total = sum(slot.storage.nbytes() for slot in slots.values())
+    assert graphs.device.session.allocated == total
 
 
 def layout() -> Any:
@@ -125,12 +125,12 @@ def test_weights_in_another_place_are_used(graphs: Graphs) -> None:
         graphs.run(0, [turn, 1, 2, 3])
     replayed = graphs.captures.replayed
     assert replayed
-    kept = graphs.device.session.slots[1]  # so that its memory is not given out again
+    former = graphs.device.session.slots[1]  # so that its memory is not given out again
     graphs.device.session.free([1])
     graphs.device.weight(1, 5.0, 6.0, 7.0, 8.0)
     assert torch.equal(graphs.run(0, [1, 2, 3, 4]), expected([1, 2, 3, 4], [5.0, 6.0, 7.0, 8.0], 3))
     assert graphs.captures.replayed == replayed
-    assert kept is not graphs.device.session.slots[1]
+    assert former is not graphs.device.session.slots[1]
 
 
 def test_a_weight_that_is_written_over_in_place_is_seen(graphs: Graphs) -> None:
@@ -143,7 +143,7 @@ def test_a_weight_that_is_written_over_in_place_is_seen(graphs: Graphs) -> None:
     assert graphs.captures.replayed == replayed + 1
 
 
-def test_addresses_that_keep_changing_end_the_captures(graphs: Graphs) -> None:
+def test_addresses_that_change_repeatedly_end_the_captures(graphs: Graphs) -> None:
     alive: List[Any] = []
     for turn in range(4 * UNTIL_IN_FORCE * MAX_CAPTURES):
         if turn % UNTIL_IN_FORCE == 0:
@@ -164,9 +164,9 @@ def test_a_step_that_writes_what_existed_before_is_undone(graphs: Graphs) -> Non
         x = [0.5, 1.0, 0.25, float(turn % 3)]
         after = torch.relu(w + torch.tensor(x) * w)
         assert torch.equal(graphs.run(1, x, dead=[0, 2, 3], speculative=True), after * 3), turn
-        keep = turn % 2 == 0
-        device.session.settle_speculation(int(keep))
-        w = after if keep else w
+        accepted = turn % 2 == 0
+        device.session.settle_speculation(int(accepted))
+        w = after if accepted else w
         assert torch.equal(device.session.slots[1].view(layout()), w), turn
     assert graphs.captures.replayed > 0
 
@@ -186,13 +186,13 @@ def test_what_cannot_be_captured_runs_behind_the_graph() -> None:
     assert graphs.captures.replayed > 0
 
 
-def test_a_step_of_which_too_little_can_be_captured_says_why_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_step_with_too_little_to_capture_reports_why_once(capfd: pytest.CaptureFixture[str]) -> None:
     graphs = Graphs("relu_")
     graphs.run_network()
     assert not graphs.captures.captured
-    said = capfd.readouterr().err
-    assert said.count("runs without a CUDA graph") == 1
-    assert "operation not permitted when stream is capturing" in said
+    stderr = capfd.readouterr().err
+    assert stderr.count("runs without a CUDA graph") == 1
+    assert "operation not permitted when stream is capturing" in stderr
 
 
 def test_a_graph_that_differs_is_not_used(capfd: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +227,7 @@ def test_graphs_stay_within_their_share_of_the_memory() -> None:
     assert not graphs.captures.is_full
 
 
-def test_a_size_that_depends_on_data_is_found_behind_the_graph() -> None:
+def test_a_size_that_depends_on_data_is_computed_behind_the_graph() -> None:
     graphs = Graphs()
     device = graphs.device
     first = len(device.session.operators)
@@ -260,9 +260,9 @@ def test_programs_print_the_same_bits_with_graphs(tmp_path: pathlib.Path) -> Non
     if library.module is None:
         pytest.skip("an executor runs steps in C++ where it can")
     programs = [name for name in PROGRAMS if not name.startswith("two_threads")]
-    runner, counts = str(HERE.parent / "programs" / "run_programs.py"), tmp_path / "counts.json"
+    runner, counts = str(FOLDER.parent / "programs" / "run_programs.py"), tmp_path / "counts.json"
     local: Dict[str, Any] = run([sys.executable, runner, *programs])
-    away = run([sys.executable, str(HERE / "emulated_graph_sessions.py"), str(counts), runner, *programs])
+    away = run([sys.executable, str(FOLDER / "emulated_graph_sessions.py"), str(counts), runner, *programs])
     for name in programs:
         assert not away[name]["error"], away[name]["error"]
         assert away[name]["output"] == local[name]["output"], name
@@ -331,7 +331,7 @@ class Allocator:
         return 0
 
 
-def test_graphs_share_a_pool_while_there_are_any_and_never_one_that_torch_refuses() -> None:
+def test_graphs_share_a_pool_unless_torch_refuses_it() -> None:
     def fail() -> None:
         allocator.stuck.append(allocator.made)
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing")

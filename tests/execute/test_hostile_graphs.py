@@ -45,14 +45,14 @@ class Both:
             library.module = module
             answers.append([bytes(part) for part in serve_message(session, [bytes(buffer) for buffer in buffers])])
         assert answers[0] == answers[1], parse_answer(answers[0])
-        assert held(sessions[0]) == held(sessions[1])
+        assert state_of(sessions[0]) == state_of(sessions[1])
         self.native += sum(program is not None and program._native is not None
                            for program in sessions[1].ahead._programs.values())  # fmt: skip
         done.set_result(Reply(answers[0]))
         return done
 
 
-def held(session: DeviceSession) -> Tuple[List[int], int, int]:
+def state_of(session: DeviceSession) -> Tuple[List[int], int, int]:
     return sorted(session.slots), session.allocated, len(session._journal)
 
 
@@ -87,10 +87,10 @@ def test_any_course_is_answered_in_cpp_as_in_python(seed: int) -> None:
 def test_a_node_without_calls_ends_the_run_not_the_session() -> None:
     session = DeviceSession()
     sender = TraceGraphSender(None, random.Random(0))
-    message = sender._definitions()
+    message = sender._send_definitions()
     message.nodes = [(number, TraceStep(None, (), (), (), (), b"", (), False)) for number, _ in message.nodes]
     assert parse_answer(serve_message(session, message.to_wire())).error is None
-    along = sender._run()
+    along = sender._send_run()
     along.accepted = 0
     answer = parse_answer(serve_message(session, along.to_wire()))
     assert answer.error is None

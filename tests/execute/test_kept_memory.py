@@ -38,10 +38,10 @@ print(int(told), before, *(min(faults(where) for _ in range(10)) for where in (F
 """
 
 
-def test_memory_that_was_given_back_is_taken_again_without_page_faults() -> None:
+def test_returned_memory_is_reused_without_page_faults() -> None:
     done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=600, check=True)
-    told, before, *after = map(int, done.stdout.split())
-    if not told:
+    uses_jemalloc, before, *after = map(int, done.stdout.split())
+    if not uses_jemalloc:
         pytest.skip("this C library's allocator cannot be told")
     assert before > 10_000, "80 MiB that are mapped anew are 20,480 pages"
     assert max(after) < before / 20, "in the main thread, and in others"
@@ -54,8 +54,8 @@ def test_an_executor_gets_jemalloc_where_it_is_installed(monkeypatch: pytest.Mon
     monkeypatch.setattr(heap, "find_jemalloc", lambda: "/lib/libjemalloc.so.2")
     made = heap.executor_environment(inherited)
     assert (made["LD_PRELOAD"], made["PATH"]) == ("/lib/libjemalloc.so.2", "/bin")
-    own = {"LD_PRELOAD": "/mine.so", "MALLOC_CONF": "x"}
-    assert heap.executor_environment(own) == own, "the user's choice stands"
+    variables = {"LD_PRELOAD": "/mine.so", "MALLOC_CONF": "x"}
+    assert heap.executor_environment(variables) == variables, "the user's choice stands"
 
 
 def test_jemalloc_serves_the_executor() -> None:

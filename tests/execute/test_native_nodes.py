@@ -20,12 +20,12 @@ from edge_offload.ir.trace.segments import CallFailed, SegmentStep
 from edge_offload.ir.trace.trace_graph import Patch, TraceStep
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
-from edge_offload_benchmarks.fuzzing.trace_graphs import FOUND, LONG, Calls, times_found
+from edge_offload_benchmarks.fuzzing.trace_graphs import LONG, MATCHES, Calls, times_matches
 from tests.execute.native_runner import native_runner
 from tests.execute.test_compiled_segments import FLOAT, WRAPPED, floats, integer
 
 
-def whole(value: int) -> bytes:
+def complete(value: int) -> bytes:
     return b"I" + struct.pack("<q", value)
 
 
@@ -41,9 +41,9 @@ class Maker(Calls):
         """New storages."""
         return len(self.values) - 1
 
-    def made(self, dead: Tuple[int, ...], describe: bool = False, wanted: Tuple[int, ...] = ()) -> TraceStep:
+    def made(self, dead: Tuple[int, ...], describe: bool = False, requested: Tuple[int, ...] = ()) -> TraceStep:
         return TraceStep(
-            None, tuple(self.words), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, wanted
+            None, tuple(self.codes), tuple(self.patches), ((0, 0, 1),), dead, self.numbers, (), describe, requested
         )
 
 
@@ -59,38 +59,38 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
         if what == "mul":
             maker.call("aten::mul.Tensor", first, WRAPPED)
             maker.numbers += integer(data.draw(st.integers(-3, 3)))
-            maker.new(size)
+            maker.add_value(size)
         elif what == "add":
             shorter = (size[0], size[1] - 1)
-            maker.call("aten::add.Tensor", (first, shorter), (second, shorter), whole(data.draw(st.integers(-2, 2))))
-            maker.new(shorter)
+            maker.call("aten::add.Tensor", (first, shorter), (second, shorter), complete(data.draw(st.integers(-2, 2))))
+            maker.add_value(shorter)
         elif what == "relu_":
             maker.call("aten::relu_", first)
         elif what == "add_":
-            maker.call("aten::add_.Tensor", first, second, whole(1))
+            maker.call("aten::add_.Tensor", first, second, complete(1))
         elif what == "cat":
             other = data.draw(st.sampled_from(plain))
             more = maker.values[other][1]
-            maker.call("aten::cat", [first, other], whole(0))
-            maker.new((size[0] + more[0], size[1] + more[1]))
+            maker.call("aten::cat", [first, other], complete(0))
+            maker.add_value((size[0] + more[0], size[1] + more[1]))
         elif what == "sort":
-            maker.call("aten::sort", first, whole(-1), b"B\0")
-            maker.new(size)
-            maker.new(size, LONG)
+            maker.call("aten::sort", first, complete(-1), b"B\0")
+            maker.add_value(size)
+            maker.add_value(size, LONG)
         elif what == "alloc":
             call = len(maker.entries)
-            maker.call("edge::alloc", whole(4 * (size[0] * FOUND + size[1])))
-            maker.patches.append(Patch(call, 1, times_found(4 * size[0], 4 * size[1])))
-            maker.new(size)
+            maker.call("edge::alloc", complete(4 * (size[0] * MATCHES + size[1])))
+            maker.patches.append(Patch(call, 1, times_matches(4 * size[0], 4 * size[1])))
+            maker.add_value(size)
             maker.call("aten::zero_", len(maker.values) - 1)
         else:
-            found = [i for i, (_, s, dtype) in enumerate(maker.values) if dtype == LONG and s == size]
-            if not found:
+            indices = [i for i, (_, s, dtype) in enumerate(maker.values) if dtype == LONG and s == size]
+            if not indices:
                 continue
-            index = data.draw(st.sampled_from(found))
+            index = data.draw(st.sampled_from(indices))
             if what == "index" or first == second:  # torch does not write a tensor to itself
                 maker.call("aten::index.Tensor", first, [index])
-                maker.new(size)
+                maker.add_value(size)
             else:
                 maker.call("aten::index_put_", first, [index], second, b"B\0")
     if data.draw(st.booleans()):
@@ -101,10 +101,10 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
     made = [
         i for i, (name, *_) in enumerate(maker.entries) if name in ("aten::mul.Tensor", "aten::sort", "aten::relu_")
     ]
-    wanted = tuple(sorted(data.draw(st.sets(st.sampled_from(made))))) if made else ()
+    requested = tuple(sorted(data.draw(st.sets(st.sampled_from(made))))) if made else ()
     final = maker.entries[-1][0]
     describe = not final.startswith("edge::") and data.draw(st.booleans())
-    return maker, maker.made(dead, describe, tuple(item for item in wanted if item != len(maker.entries) - 1))
+    return maker, maker.made(dead, describe, tuple(item for item in requested if item != len(maker.entries) - 1))
 
 
 class Device:
@@ -123,7 +123,7 @@ class Device:
         self.session.free([1])
         first = len(self.session.operators)
         size = len(values)
-        self.session.define_operator("edge::alloc", whole(4 * size))
+        self.session.define_operator("edge::alloc", complete(4 * size))
         key = b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, size, 1, 0, 4 * size, 0)
         self.session.define_operator("edge::upload", key + b"P" + struct.pack("<BBq", FLOAT, 1, size))
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
@@ -144,11 +144,11 @@ class Device:
 
     def state(self) -> Tuple[Dict[int, bytes], int]:
         """All bytes that it holds, by storage counted from the step's first, and how many."""
-        found = {}
+        contents = {}
         for number in self.session.slots:
             storage = self.session.slot_of(number).storage
-            found[number if number == 1 else number - self.base] = bytes(storage.tolist())
-        return found, self.session.allocated
+            contents[number if number == 1 else number - self.base] = bytes(storage.tolist())
+        return contents, self.session.allocated
 
     @property
     def runs_native(self) -> bool:
@@ -207,14 +207,14 @@ def test_what_does_not_fit_ends_both_in_the_same_state(data: st.DataObject) -> N
     assert python.run(5) == native.run(5)
 
 
-def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -> None:
+def test_an_operator_that_raises_is_named_and_earlier_calls_can_be_undone() -> None:
     maker = Maker()
     maker.call("aten::relu_", 0)
     maker.call("aten::mul.Tensor", 0, WRAPPED)
     maker.numbers = integer(3)
-    maker.new((1, 0))
-    maker.call("aten::add.Tensor", (0, (1, 0)), (1, (0, 5)), whole(1))  # of two sizes, unless n is 5
-    maker.new((1, 0))
+    maker.add_value((1, 0))
+    maker.call("aten::add.Tensor", (0, (1, 0)), (1, (0, 5)), complete(1))  # of two sizes, unless n is 5
+    maker.add_value((1, 0))
     python, native = pair(maker, maker.made(()))
     for device in (python, native):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0, -6.0])
@@ -233,13 +233,13 @@ def test_an_operator_that_raises_is_named_and_what_came_before_can_be_undone() -
 
 
 @pytest.mark.parametrize("limits", [{"storage_bytes": 100}, {"storages": 2}])
-def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> None:
+def test_a_session_over_its_limit_is_notified(limits: Dict[str, int]) -> None:
     maker = Maker()
-    maker.call("edge::alloc", whole(4 * FOUND))
-    maker.patches.append(Patch(0, 1, times_found(4, 0)))
-    maker.new((1, 0))
-    maker.call("edge::alloc", whole(4))
-    maker.new((0, 1))
+    maker.call("edge::alloc", complete(4 * MATCHES))
+    maker.patches.append(Patch(0, 1, times_matches(4, 0)))
+    maker.add_value((1, 0))
+    maker.call("edge::alloc", complete(4))
+    maker.add_value((0, 1))
     dead = (2,) if "storages" in limits else ()
     python, native = pair(maker, maker.made(dead), **limits)
     for device in (python, native):
@@ -259,10 +259,10 @@ def test_a_session_that_may_hold_no_more_is_told_so(limits: Dict[str, int]) -> N
 
 def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> None:
     maker = Maker()
-    maker.call("aten::sum", (0, (0, 4)), whole(FLOAT))
+    maker.call("aten::sum", (0, (0, 4)), complete(FLOAT))
     ((_, key, *_),) = maker.entries
-    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 2)))
-    maker.new((0, 1))
+    maker.patches.append(Patch(0, len(key) - 8, times_matches(1, 2)))
+    maker.add_value((0, 1))
     python, native = pair(maker, maker.made(()))
     for device in (python, native):
         device.put([1.0, -2.0, 3.0, 4.0])
@@ -277,10 +277,10 @@ def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> Non
 
 def test_a_number_by_keyword_follows_its_formula() -> None:
     maker = Maker()
-    maker.call("aten::add.Tensor", (0, (0, 4)), (0, (0, 4)), whole(FOUND))
+    maker.call("aten::add.Tensor", (0, (0, 4)), (0, (0, 4)), complete(MATCHES))
     ((_, key, *_),) = maker.entries
-    maker.patches.append(Patch(0, len(key) - 8, times_found(1, 0)))  # alpha
-    maker.new((0, 4))
+    maker.patches.append(Patch(0, len(key) - 8, times_matches(1, 0)))  # alpha
+    maker.add_value((0, 4))
     maker.call("edge::download", 1)
     python, native = pair(maker, maker.made((1,)))
     for device in (python, native):
@@ -294,7 +294,7 @@ def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:
     """A tensor may be larger than its storage: its elements lie in the same place."""
     maker = Maker()
     maker.entries.append(("edge::download", b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, 300, 0, 0, 4, 0)))
-    maker.words += [0, 0]
+    maker.codes += [0, 0]
     python, native = pair(maker, maker.made(()), storage_bytes=2500)
     for device in (python, native):
         device.put([2.5])
@@ -309,10 +309,10 @@ def test_one_answer_brings_back_no_more_than_a_session_may_hold() -> None:
 
 def test_a_library_that_does_not_load_leaves_the_work_to_python(tmp_path: pathlib.Path) -> None:
     broken = tmp_path / "edge_offload_nodes.so"
-    found = Library(NODES)
-    found._path = broken
-    found.look()  # not built yet
+    broken_library = Library(NODES)
+    broken_library._path = broken
+    broken_library.look()  # not built yet
     broken.write_bytes(b"no library")
     for _ in range(2):
-        found.look()
-        assert found.module is None
+        broken_library.look()
+        assert broken_library.module is None

@@ -34,23 +34,23 @@ def tensor(storage: int, size: int, offset: int = 0) -> bytes:
     return b"T" + struct.pack("<BBBqqqqB", FLOAT, 0, 1, size, 1, offset, 4 * (size + offset), storage)
 
 
-def whole(value: int) -> bytes:
+def complete(value: int) -> bytes:
     return b"I" + struct.pack("<q", value)
 
 
 ENTRIES: List[Tuple[str, bytes]] = [
     ("aten::mul.Tensor", tensor(0, N) + WRAPPED),
-    ("aten::add.Tensor", tensor(0, N - 1, 1) + tensor(0, N - 1) + whole(1)),
+    ("aten::add.Tensor", tensor(0, N - 1, 1) + tensor(0, N - 1) + complete(1)),
     ("aten::relu_", tensor(0, N - 1)),
-    ("aten::cat", b"L" + struct.pack("<I", 2) + tensor(0, N) + tensor(1, N - 1) + whole(0)),
-    ("edge::alloc", whole(4 * N)),
+    ("aten::cat", b"L" + struct.pack("<I", 2) + tensor(0, N) + tensor(1, N - 1) + complete(0)),
+    ("edge::alloc", complete(4 * N)),
     ("aten::mul.out", tensor(0, N) + tensor(0, N) + tensor(1, N)),
     ("aten::new_zeros", tensor(0, N) + b"V" + struct.pack("<Iq", 1, N) + b"NNYN"),
     ("aten::relu_", tensor(0, N)),
     ("edge::download", tensor(0, N)),
 ]
 #: y = x * 3; z = relu_(y[1:] + y[:-1]); cat(y, z); squares = alloc, y * y into it; zeros; relu_(x); read squares.
-WORDS = (0, 0, 1, 1, 1, 2, 2, 3, 1, 2, 4, 5, 1, 1, 4, 6, 4, 7, 0, 8, 4)
+CODE = (0, 0, 1, 1, 1, 2, 2, 3, 1, 2, 4, 5, 1, 1, 4, 6, 4, 7, 0, 8, 4)
 
 
 def last(factor: int, constant: int = 0) -> Formula:
@@ -61,8 +61,8 @@ def patches() -> Tuple[Patch, ...]:
     """Every size of the node's calls, as a formula of the last outcome's integer."""
     t = len(tensor(0, N))
     n, shorter = last(1), last(1, -1)
-    found = [(0, 4, n), (1, 4, shorter), (1, t + 4, shorter), (2, 4, shorter), (3, 9, n), (3, 5 + t + 4, shorter)]
-    found += [
+    listed = [(0, 4, n), (1, 4, shorter), (1, t + 4, shorter), (2, 4, shorter), (3, 9, n), (3, 5 + t + 4, shorter)]
+    listed += [
         (4, 1, last(4)),
         (5, 4, n),
         (5, t + 4, n),
@@ -72,7 +72,7 @@ def patches() -> Tuple[Patch, ...]:
         (7, 4, n),
         (8, 4, n),
     ]
-    return tuple(Patch(call, offset, formula) for call, offset, formula in found)
+    return tuple(Patch(call, offset, formula) for call, offset, formula in listed)
 
 
 class Device:
@@ -83,7 +83,7 @@ class Device:
         for name, key in ENTRIES:
             self.session.define_operator(name, key)
         node = TraceStep(
-            None, WORDS, patches() + changed, ((0, 0, 1),), (1, 3, 4, 5), integer(3), (), False, (1, 6),
+            None, CODE, patches() + changed, ((0, 0, 1),), (1, 3, 4, 5), integer(3), (), False, (1, 6),
         )  # fmt: skip
         self.session.ahead.define_step(7, node)
         self.base = 100
@@ -92,7 +92,7 @@ class Device:
         """Another tensor in storage 1."""
         self.session.free([1])
         first = len(self.session.operators)
-        self.session.define_operator("edge::alloc", whole(4 * len(values)))
+        self.session.define_operator("edge::alloc", complete(4 * len(values)))
         upload = tensor(0, len(values)) + b"P" + struct.pack("<BBq", FLOAT, 1, len(values))
         self.session.define_operator("edge::upload", upload)
         self.session.define_segment(first, struct.pack("<3I", first, first + 1, 0))
@@ -122,13 +122,15 @@ def test_every_size_gives_what_eager_execution_gives() -> None:
         x = torch.randn(size, generator=torch.Generator().manual_seed(turn))
         device.put(x.tolist())
         outcome = device.run(size)
-        squares, kept = expected(x)
+        squares, expected_squares = expected(x)
         assert torch.equal(outcome.tensor, squares)
         assert device.compiled
         assert outcome.grown == 5
-        kept_number = device.base + 1
-        assert set(device.session.slots) == {1, kept_number}
-        assert torch.equal(torch.empty(0).set_(device.session.slots[kept_number].storage)[: size - 1], kept)
+        squares_number = device.base + 1
+        assert set(device.session.slots) == {1, squares_number}
+        assert torch.equal(
+            torch.empty(0).set_(device.session.slots[squares_number].storage)[: size - 1], expected_squares
+        )
         # what the client is told: a new storage each, of the size that it has this time
         ((what, described),) = outcome.described[1]
         assert (what, described[0], described[4], described[5]) == ("t", 0, [size - 1], [1])
@@ -142,11 +144,11 @@ def test_what_it_does_in_place_is_undone_unless_the_client_did_it_too() -> None:
     device = Device()
     device.put([1.0, -2.0, 3.0])
     x = torch.empty(0).set_(device.session.slots[1].storage)
-    for accepted, wanted in ((0, [1, -2, 3]), (0, [1, -2, 3]), (1, [1, 0, 3])):
+    for accepted, expected_values in ((0, [1, -2, 3]), (0, [1, -2, 3]), (1, [1, 0, 3])):
         device.run(3)
         assert x.tolist() == [1, 0, 3]
         device.session.settle_speculation(accepted)
-        assert x.tolist() == wanted
+        assert x.tolist() == expected_values
 
 
 @pytest.mark.parametrize("size", [9, 0, -3])
@@ -177,9 +179,9 @@ SEGMENT_DESCRIBED = (7, 0, 0, 0)
 class Static(Device):
     """The same session with a segment as node 3, in which no integer varies."""
 
-    def __init__(self, words: Sequence[int], describe: bool, dead: Tuple[int, ...]) -> None:
+    def __init__(self, code: Sequence[int], describe: bool, dead: Tuple[int, ...]) -> None:
         super().__init__()
-        self.session.define_segment(5, struct.pack(f"<{len(words)}I", *words))
+        self.session.define_segment(5, struct.pack(f"<{len(code)}I", *code))
         self.session.ahead.define_step(3, TraceStep(5, (), (), ((0, 0, 1),), dead, integer(3), (), describe))
 
     def infer(self) -> Any:
@@ -208,29 +210,29 @@ def test_a_short_segment_is_compiled_too_and_undone() -> None:
         assert x.tolist() == [1, -2, 3, -4, 5]
 
 
-def test_a_short_segment_tells_what_its_last_call_returned() -> None:
+def test_a_short_segment_returns_results_of_its_last_call() -> None:
     device = Static(SEGMENT_DESCRIBED, True, ())
-    told: List[Any] = []
+    results: List[Any] = []
     for _ in range(3):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0])
-        told.append(device.infer().results)
-        kept = torch.empty(0).set_(device.session.slots[device.base].storage)
-        assert kept.tolist() == [3, 0, 9, 0, 15]
+        results.append(device.infer().results)
+        expected_squares = torch.empty(0).set_(device.session.slots[device.base].storage)
+        assert expected_squares.tolist() == [3, 0, 9, 0, 15]
         device.session.settle_speculation(1)
     assert device.compiled
-    assert told[0] == told[1] == told[2] == [["t", [0, 0, FLOAT, 0, [5], [1], 0, 20]]]
+    assert results[0] == results[1] == results[2] == [["t", [0, 0, FLOAT, 0, [5], [1], 0, 20]]]
 
 
 def test_a_storage_that_shrank_is_not_looked_at_beyond_its_end() -> None:
     session = DeviceSession()
     for name, key in (
-        ("edge::alloc", whole(20)),
+        ("edge::alloc", complete(20)),
         ("edge::download", tensor(0, 5)),
-        ("edge::resize", tensor(0, 5) + whole(8)),
+        ("edge::resize", tensor(0, 5) + complete(8)),
     ):
         session.define_operator(name, key)
-    for number, words in enumerate(((0,), (1, 0), (2, 0))):
-        session.define_segment(number, struct.pack(f"<{len(words)}I", *words))
+    for number, code in enumerate(((0,), (1, 0), (2, 0))):
+        session.define_segment(number, struct.pack(f"<{len(code)}I", *code))
     session.run(SegmentStep(0, 1, [], [], b"", []))
     for _ in range(3):  # looked at, and compiled
         session.run(SegmentStep(1, 2, [(0, 1)], [], b"", []))
@@ -246,8 +248,8 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
     numbers = [len(ENTRIES), len(ENTRIES) + 1]
     flag = b"Wb" + struct.pack("<BB", DTYPE_NUMBERS[torch.bool], 0)
     mask = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.bool], 0, 1, N, 1, 0, N, 0)
-    found = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
-    device.session.define_operator("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + found + flag + b"B\0")
+    indices = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
+    device.session.define_operator("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + indices + flag + b"B\0")
     device.session.define_operator("edge::download", mask)
     device.session.slots[1] = StorageBuffer(torch.zeros(N, dtype=torch.bool).untyped_storage())
     device.session.slots[2] = StorageBuffer(torch.tensor([3, 1]).untyped_storage())

@@ -44,7 +44,7 @@ def some_view(tensor: torch.Tensor, draws: random.Random) -> torch.Tensor:
 
 
 def test_every_view_has_the_elements_that_it_has_where_the_robot_supposes_them():
-    draws, kept = random.Random(3), 0
+    draws, assumed = random.Random(3), 0
     for _ in range(400):
         sizes = [draws.choice((1, 2, 3, 4)) for _ in range(draws.randrange(1, 5))]
         values = torch.rand(sizes)
@@ -54,17 +54,17 @@ def test_every_view_has_the_elements_that_it_has_where_the_robot_supposes_them()
         slot.assume_layout(AssumedLayout(layout_of(supposed), supposed.untyped_storage().nbytes(), real))
         for _ in range(3):
             view = some_view(supposed, draws)
-            found = slot.view(layout_of(view))
-            assert torch.equal(found, view)
-            kept += slot.assumed is not None
+            viewed = slot.view(layout_of(view))
+            assert torch.equal(viewed, view)
+            assumed += slot.assumed is not None
             if not any(stride == 0 for stride in view.stride()):  # what is written is written in both
-                found.add_(1)
+                viewed.add_(1)
                 view.add_(1)
         assert torch.equal(slot.view(layout_of(supposed)), supposed)
         slot.lay_out()
         assert slot.view(layout_of(supposed)).stride() == supposed.stride()
         assert torch.equal(slot.view(layout_of(supposed)), supposed)
-    assert kept > 300, "most views are views of what a kernel has made"
+    assert assumed > 300, "most views are views of what a kernel has made"
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_only_how_new_storages_lie_may_differ():
     def wire(kind: int = NEW, sizes: tuple = (2, 3), strides: tuple = (3, 1), dtype: int = 6, ref: int = 0) -> list:
         return Result(kind, ref, Layout(dtype, 0, sizes, strides, 0), 24).to_wire()
 
-    found = [["t", wire()], ["l", [wire(), wire()]]]
-    assert assumed_layouts(found, found) == []
+    layouts = [["t", wire()], ["l", [wire(), wire()]]]
+    assert assumed_layouts(layouts, layouts) == []
     other = [["t", wire()], ["l", [wire(), wire(strides=(1, 2))]]]
-    assert assumed_layouts(other, found) == [(2, Layout(6, 0, (2, 3), (1, 2), 0), 24)]
+    assert assumed_layouts(other, layouts) == [(2, Layout(6, 0, (2, 3), (1, 2), 0), 24)]
     for wrong in (wire(sizes=(3, 2)), wire(dtype=7), wire(kind=ALIAS), [3]):
-        assert assumed_layouts([["t", wrong], found[1]], found) is None
-    assert assumed_layouts(found[:1], found) is None
+        assert assumed_layouts([["t", wrong], layouts[1]], layouts) is None
+    assert assumed_layouts(layouts[:1], layouts) is None

@@ -15,14 +15,14 @@ class Fused(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.attention
-        found, _ = torch._native_multi_head_attention(
+        attended, _ = torch._native_multi_head_attention(
             x, x, x, 16, 2, a.in_proj_weight, a.in_proj_bias, a.out_proj.weight, a.out_proj.bias, None, False
         )
-        return found + x
+        return attended + x
 
 
 @torch.no_grad()
-def test_weights_that_nobody_needs_are_no_value() -> None:
+def test_unused_weights_are_no_value() -> None:
     torch.manual_seed(0)
     module, x = Fused().eval(), torch.rand(1, 5, 16)
     program = from_module(module, [x])

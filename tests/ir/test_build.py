@@ -164,8 +164,8 @@ def test_a_recorded_view_that_does_not_fit_how_its_operand_lies_becomes_a_copy()
     program = from_module(Tokens(), (x,))
     assert "aten.view.default" in {operator.name for operator in program.sequence.operators}
     for laid_out in (x, x.contiguous(), x.contiguous(memory_format=torch.channels_last)):
-        (found,) = run(program, laid_out)
-        assert torch.equal(found, Tokens()(x))
+        (computed,) = run(program, laid_out)
+        assert torch.equal(computed, Tokens()(x))
 
 
 def test_a_view_that_is_written_through_is_never_a_copy() -> None:

@@ -22,14 +22,14 @@ def call(parts: Sequence[torch.Tensor], integers: Sequence[int], name: str, *ite
 
 def test_a_product_of_a_sparse_tensor_is_that_of_torch() -> None:
     dense = torch.randn(2, 3)
-    said, found = call([EYE, ONES, dense], [2, 2], "aten::mm", ["o", 2, 2, True], ["t"])
-    assert said.shape == (0, 2, 1)
-    assert torch.equal(found, dense)
+    described, product = call([EYE, ONES, dense], [2, 2], "aten::mm", ["o", 2, 2, True], ["t"])
+    assert described.shape == (0, 2, 1)
+    assert torch.equal(product, dense)
 
 
 def test_what_is_written_is_a_result_and_the_parts_stay_as_they_are() -> None:
-    said, _, values = call([EYE, ONES, torch.tensor(3.0)], [2, 2], "aten::mul_.Tensor", ["o", 2, 2, True], ["w"])
-    assert said.shape[:4] == (0, 8, 0, 2)  # eight numbers; other values than before; indices and values
+    described, _, values = call([EYE, ONES, torch.tensor(3.0)], [2, 2], "aten::mul_.Tensor", ["o", 2, 2, True], ["w"])
+    assert described.shape[:4] == (0, 8, 0, 2)  # eight numbers; other values than before; indices and values
     assert values.tolist() == [3, 3]
     assert ONES.tolist() == [1, 1]
 

@@ -50,7 +50,7 @@ def test_only_integers_of_a_call_are_changed() -> None:
             relu.with_integers([(offset, size)])
 
 
-def test_words_that_end_inside_a_call_are_refused() -> None:
+def test_code_that_ends_inside_a_call_is_refused() -> None:
     relu = BoundOperator("aten::relu", TENSOR, torch.device("cpu"))
     assert list(calls_in((0, 7, 0, 8), lambda number: relu)) == [(relu, (7,)), (relu, (8,))]
     with pytest.raises(ProtocolError, match="ends inside a call"):

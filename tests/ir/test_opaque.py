@@ -59,7 +59,7 @@ def test_equal_parts_have_equal_hashes_and_other_settings_or_buffers_another() -
     assert len({first, limit, scale}) == 3
 
 
-def test_a_part_that_is_gone_is_an_error_not_another_part() -> None:
+def test_a_collected_module_is_an_error_not_another_module() -> None:
     readout = Above(0.3)
     program = program_of(readout)
     del readout

@@ -58,7 +58,7 @@ def test_every_change_of_an_argument_changes_identity(scalar: object) -> None:
     assert sequence_hash(small()) != sequence_hash(small(scalar=scalar))
 
 
-def test_signed_zero_and_nan_are_told_apart_and_kept() -> None:
+def test_signed_zero_and_nan_are_distinguished_and_preserved() -> None:
     assert sequence_hash(small(scalar=0.0)) != sequence_hash(small(scalar=-0.0))
     assert sequence_hash(small(scalar=math.nan)) == sequence_hash(small(scalar=math.nan))
     back = decode(encode(small(scalar=-0.0)))
@@ -157,11 +157,11 @@ def test_flipped_bits_are_refused_or_decode_to_a_valid_sequence(position: int, b
     data = bytearray(encode(small()))
     data[position % len(data)] ^= 1 << bit
     try:
-        found = decode(bytes(data)).validate()
+        decoded = decode(bytes(data)).validate()
     except ProtocolError:
         return
-    told = encode(found)
-    assert encode(decode(told)) == told, "what decodes is whole: it travels on as any other"
+    encoded = encode(decoded)
+    assert encode(decode(encoded)) == encoded, "what decodes is whole: it travels on as any other"
 
 
 def test_names_outside_the_registry_never_resolve() -> None:

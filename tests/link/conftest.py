@@ -17,7 +17,7 @@ from edge_offload.link.transport.client import Client, LinkState, Timings
 from edge_offload.link.transport.gate import Bounds
 from edge_offload.link.transport.listener import Listener
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 PATIENCE_S = 60.0  # for what should take milliseconds; the machine may be busy
 # for tests of anything but patience: a machine that stalls for a second breaks no connection
 UNHURRIED = Timings(connect_s=10.0, handshake_s=30.0, silence_s=30.0)
@@ -36,7 +36,7 @@ def echo(request):
         request.reply(request.body, request.buffers)
 
 
-class Gone:
+class Disconnects:
     """Collects (peer, reason) of lost peers."""
 
     def __init__(self):
@@ -105,7 +105,7 @@ class ServerProcess:
 
     def __init__(self, keys, *options, prefix=()):
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(HERE / "echo_server.py"), *map(str, options)],
+            [*prefix, sys.executable, str(FOLDER / "echo_server.py"), *map(str, options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "EDGE_OFFLOAD_KEYS": str(keys.directory)},
@@ -167,8 +167,8 @@ def until_state_fixture():
 
 
 @pytest.fixture
-def gone():
-    return Gone()
+def disconnects():
+    return Disconnects()
 
 
 @pytest.fixture

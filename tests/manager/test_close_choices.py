@@ -56,9 +56,9 @@ class Frames:
             self.load = math.exp(self.chance.gauss(0, 0.07))
         for mode in self.means if turns else ():
             self.run(mode)
-        found = self.forecaster.forecasts(self.now, self.means, self.reading(), dict.fromkeys(self.means, ""))
-        mode = self.policy.decide(Situation(self.now, found, link=self.reading())).mode
-        ran = mode if turns else self.explorer.choose(mode, self.now, found)[0]
+        forecasts = self.forecaster.forecasts(self.now, self.means, self.reading(), dict.fromkeys(self.means, ""))
+        mode = self.policy.decide(Situation(self.now, forecasts, link=self.reading())).mode
+        ran = mode if turns else self.explorer.choose(mode, self.now, forecasts)[0]
         self.run(ran)
         return mode if ran is mode else None
 
@@ -69,9 +69,9 @@ def share(frames, mode, seconds, turns=False, since_s=0.0):
         before_s, step = frames.now, frames.step(turns)
         if before_s >= since_s:
             chosen.append(step)
-    kept = [each for each in chosen if each is not None]
-    assert len(kept) > 0.97 * len(chosen), "few frames explore"
-    return kept.count(mode) / len(kept)
+    exploited = [each for each in chosen if each is not None]
+    assert len(exploited) > 0.97 * len(chosen), "few frames explore"
+    return exploited.count(mode) / len(exploited)
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["alone", "beside every mode held"])
@@ -84,7 +84,7 @@ def test_the_best_mode_runs_although_it_is_only_a_little_better(means, best, tur
     assert sum(shares) / len(shares) >= 0.9, shares
 
 
-def test_a_mode_that_alone_has_become_slower_is_left():
+def test_a_mode_that_is_the_only_slower_one_is_replaced():
     """What slows one remote mode slows the others, too, as far as they have not been seen since; not for ever."""
     frames = Frames({**MOVENET, Mode.REPLAY: 0.4})
     assert share(frames, Mode.REPLAY, 200.0, since_s=100.0) > 0.9
@@ -94,7 +94,7 @@ def test_a_mode_that_alone_has_become_slower_is_left():
 
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(0.9, 0.65, 1.0), (1.0, 0.6, 1.0), (1.3, 0.0, 0.3)])
-def test_a_mode_that_begins_slowly_is_not_given_up_for_it(ratio, least, most):
+def test_a_mode_that_starts_slowly_is_not_given_up(ratio, least, most):
     """Its first two frames are slower than those to come; machines are busy, so that frames scatter by 30 %."""
     shares = []
     for seed in range(24):
@@ -109,12 +109,12 @@ def test_a_mode_that_begins_slowly_is_not_given_up_for_it(ratio, least, most):
     assert least <= sum(shares) / len(shares) <= most, shares
 
 
-def test_what_is_not_known_of_the_link_is_the_same_for_all_and_counts_as_far_as_they_use_it_differently():
+def test_common_uncertainty_of_the_link_counts_only_where_modes_use_it_differently():
     link = LinkReading(RATE, RATE, 0.2, 0.2, 2.6e-3, "passive", 50, 0.1)
 
-    def forecast(mode, size, own_s):
+    def forecast(mode, size, compute_s):
         unknown_s = size / link.cautious.uplink * 0.2
-        return Forecast(mode, 0.2, 0.01, 1.0, doubt_s=math.hypot(own_s, unknown_s), bytes_up=size)
+        return Forecast(mode, 0.2, 0.01, 1.0, doubt_s=math.hypot(compute_s, unknown_s), bytes_up=size)
 
     split = forecast(Mode.SPLIT, 150_000, 0.003)
     assert ratio_deviation(split, forecast(Mode.REPLAY, 150_000, 0.004), link) == pytest.approx(0.005 / 0.2)

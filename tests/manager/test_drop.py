@@ -34,32 +34,32 @@ def follow(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_slope_and_intercept_are_told_apart(seed: int) -> None:
+def test_slope_and_intercept_are_distinguished(seed: int) -> None:
     chance = random.Random(seed)
     slope, intercept = chance.uniform(0.0, 0.4), chance.uniform(0.05, 0.25)
     estimator = DropEstimator()
     now = follow(estimator, chance, lambda _: slope, intercept=intercept)
-    found = estimator.curve(now)
-    assert abs(found.slope - slope) < max(3 * found.slope_error, 0.02)
-    assert found.slope_error < 0.1
-    assert abs(found.intercept - intercept) < 0.06
-    assert found.carried(1.0) == pytest.approx(intercept + slope, abs=0.05)
-    assert found.age_s == 0
+    curve = estimator.curve(now)
+    assert abs(curve.slope - slope) < max(3 * curve.slope_error, 0.02)
+    assert curve.slope_error < 0.1
+    assert abs(curve.intercept - intercept) < 0.06
+    assert curve.carried(1.0) == pytest.approx(intercept + slope, abs=0.05)
+    assert curve.age_s == 0
 
 
-def test_what_is_lost_at_once_whatever_the_age_is_kept_out_of_the_line() -> None:
+def test_an_immediate_loss_is_excluded_from_the_line() -> None:
     believed = Habits(0.05, 0.01, 0.1, 0.01, intercept_s=600.0, slope_s=600.0, noise=0.03, mean_gain=0.0)
-    found = {}
+    curves = {}
     for error in (0.0, 0.1):
         estimator = DropEstimator(replace(believed, level_error=error))
         now = follow(estimator, random.Random(5), lambda _: 0.1, intercept=0.25, seconds=120)
-        found[error] = estimator.curve(now)
-    assert found[0.0].intercept > 0.15, "else it is taken for flicker"
-    assert found[0.1].slope == pytest.approx(0.1, abs=0.01)
-    assert found[0.1].intercept == pytest.approx(0.05, abs=0.01)
+        curves[error] = estimator.curve(now)
+    assert curves[0.0].intercept > 0.15, "else it is taken for flicker"
+    assert curves[0.1].slope == pytest.approx(0.1, abs=0.01)
+    assert curves[0.1].intercept == pytest.approx(0.05, abs=0.01)
 
 
-def test_a_network_that_flickers_alone_has_no_slope() -> None:
+def test_a_flickering_network_has_no_slope() -> None:
     estimator = DropEstimator()
     now = follow(estimator, random.Random(1), lambda _: 0.0, intercept=0.19, seconds=120)
     assert estimator.curve(now).slope < 0.05
@@ -95,11 +95,11 @@ def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> N
     now = follow(estimator, chance, lambda _: 0.3)
     for step in range(30):
         estimator.compared_local(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
-    found = estimator.curve(now + 12)
-    assert found.local == pytest.approx(0.35, abs=0.05)
-    assert not found.prefers_local(0.3)
-    assert found.prefers_local(2.0)
-    assert estimator.curve(now + 500).local_error > 2 * found.local_error
+    curve = estimator.curve(now + 12)
+    assert curve.local == pytest.approx(0.35, abs=0.05)
+    assert not curve.prefers_local(0.3)
+    assert curve.prefers_local(2.0)
+    assert estimator.curve(now + 500).local_error > 2 * curve.local_error
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -110,7 +110,7 @@ def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> 
 @pytest.mark.parametrize(
     ("stale_s", "drop"), [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.1), (0.4, math.nan), (0.4, 1.1), (0.4, -0.1)]
 )
-def test_nothing_is_learnt_from_what_cannot_be(stale_s: float, drop: float) -> None:
+def test_impossible_values_teach_nothing(stale_s: float, drop: float) -> None:
     estimator = DropEstimator()
     follow(estimator, random.Random(6), lambda _: 0.2, seconds=5)
     before = estimator.curve(5.0)

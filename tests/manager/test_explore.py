@@ -37,8 +37,8 @@ def count_explored(explorer, mode, frames, every_s=0.2, **made):
     explored, last = 0, -100.0
     for number in range(frames):
         now = number * every_s
-        ran, beside = explorer.choose(mode, now, forecasts(age_s=now - last, **made))
-        if ran is not mode or beside is not None:
+        ran, probed = explorer.choose(mode, now, forecasts(age_s=now - last, **made))
+        if ran is not mode or probed is not None:
             explored, last = explored + 1, now
     return explored
 
@@ -59,7 +59,7 @@ def test_at_most_one_frame_in_fifty_explores(mode):
     assert 0.9 * RARE * 2000 <= explored <= RARE * 2000 + ENOUGH
 
 
-def test_a_mode_that_cannot_pay_for_a_frame_is_left_alone_until_it_is_uncertain():
+def test_a_mode_that_cannot_pay_for_a_frame_is_not_tried_until_it_is_uncertain():
     assert count_explored(Explorer(), Mode.SERVER, 1000, server_s=0.02, doubt_s=0.0) == 0, "local is ten times as slow"
     slow = {Mode.SERVER: Forecast(Mode.SERVER, 0.1, 0.01, age_s=0.1)}
     for doubt_s, age_s, expected in ((0.02, 5.0, Mode.SERVER), (0.08, 5.0, Mode.SPLIT), (0.02, 900.0, Mode.SPLIT)):
@@ -78,7 +78,7 @@ def test_frames_that_explore_are_explained_once(capsys):
     assert capsys.readouterr().err == "", "nobody sees those that explore beside the robot's own computation"
 
 
-def test_a_frame_that_the_robot_computes_explores_beside_its_computation():
+def test_a_frame_that_the_robot_computes_explores_alongside():
     assert Explorer().choose(Mode.LOCAL, 0.0, forecasts()) == (Mode.LOCAL, Mode.SERVER)
     assert Explorer().choose(Mode.LOCAL, 0.0, forecasts(), with_local=False) == (Mode.LOCAL, None)
 
@@ -122,10 +122,10 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
         forecaster.note(0.0, server(0.7), link)
     now, ran = 0.0, []
     while now < 30.0:
-        found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER), link, {})
-        mode = policy.decide(Situation(now, found)).mode
-        beside = explorer.choose(mode, now, found)[1]
-        report = server(0.06) if mode is Mode.SERVER or beside else local
+        predicted = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER), link, {})
+        mode = policy.decide(Situation(now, predicted)).mode
+        probed = explorer.choose(mode, now, predicted)[1]
+        report = server(0.06) if mode is Mode.SERVER or probed else local
         now += report.total_s
         forecaster.note(now, report, link)
         ran.append((now, mode))
@@ -134,7 +134,7 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
     assert {mode for t, mode in ran if t > 20} == {Mode.SERVER}
 
 
-def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_become_doubtful():
+def test_a_mode_that_looked_worse_long_ago_is_retried_once_its_forecast_is_doubtful():
     policy, forecaster, explorer = LatencyPolicy(), Forecaster(), Explorer()
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "active", 9, 0.1)
 
@@ -149,30 +149,30 @@ def test_a_mode_that_looked_worse_long_ago_is_tried_again_once_its_forecast_has_
             now += 0.1
     chosen = []
     while now < 400.0:
-        found = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER, Mode.SPLIT), link, {})
-        mode = policy.decide(Situation(now, found)).mode
+        predicted = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER, Mode.SPLIT), link, {})
+        mode = policy.decide(Situation(now, predicted)).mode
         chosen.append(mode)
-        mode, _ = explorer.choose(mode, now, found)
+        mode, _ = explorer.choose(mode, now, predicted)
         forecaster.note(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
         now += 0.1
     assert chosen[0] is Mode.SERVER
     assert set(chosen[-100:]) == {Mode.SPLIT}
 
 
-class _Beside(Runner):
+class _SlowRunner(Runner):
     """A mode that answers like the robot, once it is let, and counts."""
 
     mode = Mode.LAZY
 
     def __init__(self):
-        self.asked, self.go = 0, threading.Event()
+        self.requested, self.go = 0, threading.Event()
         self.go.set()
 
     def unavailable_reason(self, inputs):
         return None
 
     def run(self, inputs, meta, budget):
-        self.asked += 1
+        self.requested += 1
         assert self.go.wait(60.0)
         return Attempt((inputs[0] * 2,), {"compute_server": 0.0}, bytes_up=1000, round_trips=1)
 
@@ -195,30 +195,30 @@ def module_with(runner):
 
 
 @pytest.mark.process
-def test_a_local_call_may_ask_another_mode_beside_it_and_uses_the_first_result(monkeypatch):
+def test_a_local_call_may_request_another_mode_too_and_uses_the_first_result(monkeypatch):
     ticks = itertools.count()  # how often another mode is asked goes by the clock, which must not be a busy machine's
     monkeypatch.setattr("edge_offload.runtime.module.time", SimpleNamespace(monotonic=lambda: 1e-3 * next(ticks)))
-    runner = _Beside()
+    runner = _SlowRunner()
     module = module_with(runner)
     x = torch.ones(3)
     module.run([x])
     monkeypatch.setattr(_Double, "seconds", 1.0)
     outputs, report = module.run([x], refresh=True)
     monkeypatch.setattr(_Double, "seconds", 0.002)
-    assert runner.asked == 1
+    assert runner.requested == 1
     assert torch.equal(outputs[0], x * 2)
     assert report.mode is Mode.LAZY, "it was there first"
     assert not report.fallback_reason
     assert module.situation([x]).forecasts[Mode.LAZY].measured
     for _ in range(50):
         module.run([x], refresh=True)
-    assert runner.asked <= ENOUGH + 1, "seldom"
+    assert runner.requested <= ENOUGH + 1, "seldom"
     module.close()
 
 
 @pytest.mark.process
-def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback():
-    runner = _Beside()
+def test_a_slow_answer_alongside_a_local_call_delays_nothing_and_is_no_fallback():
+    runner = _SlowRunner()
     runner.go.clear()
     module = module_with(runner)
     x = torch.ones(3)
@@ -235,12 +235,12 @@ def test_a_slow_answer_beside_a_local_call_holds_nothing_up_and_is_no_fallback()
 
 
 @pytest.mark.process
-def test_without_leave_nothing_is_asked():
-    runner = _Beside()
+def test_without_permission_nothing_is_requested():
+    runner = _SlowRunner()
     module = module_with(runner)
     for _ in range(3):
         module.run([torch.ones(3)])
-    assert runner.asked == 0
+    assert runner.requested == 0
     module.close()
 
 
@@ -276,22 +276,22 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
     assert forecaster.forecast(2.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.9, rel=0.01), "not mixed up with it"
 
 
-def test_a_plan_that_leaves_everything_to_the_server_is_left_to_the_mode_that_does_so():
+def test_a_server_only_plan_is_run_as_mode_server():
     def planned(mode, reading):
         return Expected(0.1, remote=reading.uplink > 5e6) if mode is Mode.SPLIT else None
 
     forecaster = Forecaster(planned=planned)
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
 
-    def said(reading, modes, obstacles=None):
+    def reason_of(reading, modes, obstacles=None):
         return forecaster.forecasts(0.0, modes, reading, obstacles or {})[Mode.SPLIT].unavailable_reason
 
     every = (Mode.LOCAL, Mode.SERVER, Mode.REPLAY, Mode.SPLIT)
-    assert said(fast, every).endswith("leaves everything to the server: that is replay")
-    assert said(fast, every, {Mode.REPLAY: "it is being learnt"}).endswith("that is server")
-    assert said(slow, every) == "", "there it divides"
-    assert said(fast, every, {Mode.SPLIT: "no server"}) == "no server"
-    assert said(fast, (Mode.LOCAL, Mode.SPLIT)) == "", "nothing else does it here"
+    assert reason_of(fast, every).endswith("leaves everything to the server: that is replay")
+    assert reason_of(fast, every, {Mode.REPLAY: "it is being learnt"}).endswith("that is server")
+    assert reason_of(slow, every) == "", "there it divides"
+    assert reason_of(fast, every, {Mode.SPLIT: "no server"}) == "no server"
+    assert reason_of(fast, (Mode.LOCAL, Mode.SPLIT)) == "", "nothing else does it here"
 
 
 def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_lateness_is_over():
@@ -306,8 +306,8 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
     forecaster.late(2.0, Mode.SPLIT, 0.6)
     stuck = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 1.0)
     assert forecaster.forecast(3.0, Mode.SPLIT, stuck).latency_s > 0.5
-    again = LinkReading(rtt_s=2.6e-3)
-    server, split = (forecaster.forecast(3.0, mode, again).latency_s for mode in (Mode.SERVER, Mode.SPLIT))
+    second = LinkReading(rtt_s=2.6e-3)
+    server, split = (forecaster.forecast(3.0, mode, second).latency_s for mode in (Mode.SERVER, Mode.SPLIT))
     assert split < server < 0.2
 
 
@@ -320,7 +320,7 @@ def test_an_uncertain_link_is_expected_to_take_longer():
     assert doubtful == pytest.approx(0.03 + 0.1 * math.exp(0.5), rel=0.03)
 
 
-def test_a_busy_server_is_expected_to_keep_a_frame_waiting_once_the_own_queue_is_old():
+def test_a_busy_server_is_expected_to_delay_a_frame_once_the_queue_estimate_is_old():
     busy_s = [0.0]
     forecaster = Forecaster(busy_s=lambda now: busy_s[0])
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)

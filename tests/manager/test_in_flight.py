@@ -37,7 +37,7 @@ def report(part_s=0.05, robot_s=0.02, mode=Mode.SERVER, **rest):
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=60))
-def test_whoever_is_before_is_waited_for_and_nobody_else(steps):
+def test_only_the_preceding_frame_is_waited_for(steps):
     clock = Clock()
     row, open_, first = FrameOrder(clock), [], {}
     for step in steps:
@@ -54,7 +54,7 @@ def test_whoever_is_before_is_waited_for_and_nobody_else(steps):
     assert open_ == sorted(open_)
 
 
-def test_a_place_that_was_given_up_holds_nobody_up_and_may_be_given_up_again():
+def test_an_abandoned_place_delays_no_frame_and_may_be_abandoned_twice():
     row = FrameOrder()
     first, second, third = (row.place() for _ in range(3))
     row.done(second)
@@ -86,7 +86,7 @@ def test_turns_are_taken_in_the_order_of_the_places():
 # ------------------------------------------------------------------------------------------------------------ the pace
 
 
-def test_the_next_frame_is_taken_up_when_what_takes_longest_is_free_for_it():
+def test_the_next_frame_starts_when_the_slowest_stage_is_free_for_it():
     frames = FramesInFlight(2)
     assert frames.wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
     assert frames.wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
@@ -104,7 +104,7 @@ def test_a_robot_that_is_busy_for_longer_than_the_server_sets_the_pace():
     assert frames.part_s(Mode.SERVER) == pytest.approx(0.08)
 
 
-def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
+def test_frames_that_ran_in_another_mode_do_not_set_the_pace():
     frames = FramesInFlight(2)
     frames.note(report())
     for other in (report(9.0, fallback_reason="late"), report(9.0, hedged=True), report(9.0, mode=Mode.LOCAL)):
@@ -112,7 +112,7 @@ def test_what_did_not_run_as_it_was_asked_to_does_not_set_the_pace():
     assert frames.part_s(Mode.SERVER) == pytest.approx(0.05)
 
 
-def test_nothing_is_taken_up_beside_a_frame_that_is_late_or_computed_here():
+def test_no_frame_starts_alongside_a_late_or_local_one():
     frames = FramesInFlight(MOST_IN_FLIGHT)
     frames.note(report())
     place = frames.place()
@@ -138,15 +138,15 @@ def test_one_in_flight_is_one_at_a_time_as_before():
 # ------------------------------------------------------------------------------------- what waits behind an own frame
 
 
-def test_a_wait_behind_own_frames_is_no_time_of_the_link_or_the_server():
+def test_a_wait_behind_earlier_frames_is_no_time_of_the_link_or_the_server():
     stages = {"queue": 0.05, "uplink": 0.02, "compute_server": 0.05, "downlink": 0.01}
     attempt = Attempt((), stages, behind_s={"queue": 0.04, "uplink": 0.01})
-    whole = InferenceReport(Mode.SERVER, "", 0.14, stages)
-    learnt = without_queueing(whole, attempt)
-    assert learnt.total_s == pytest.approx(0.09)
-    assert learnt.stages_s["queue"] == pytest.approx(0.01)
-    assert learnt.stages_s["uplink"] == pytest.approx(0.01)
-    assert whole.total_s == 0.14, "the frame took that long all the same"
+    report = InferenceReport(Mode.SERVER, "", 0.14, stages)
+    attributed = without_queueing(report, attempt)
+    assert attributed.total_s == pytest.approx(0.09)
+    assert attributed.stages_s["queue"] == pytest.approx(0.01)
+    assert attributed.stages_s["uplink"] == pytest.approx(0.01)
+    assert report.total_s == 0.14, "the frame took that long all the same"
 
 
 class AtOnce:
@@ -160,13 +160,13 @@ class AtOnce:
 
 
 def test_behind_another_frame_a_result_is_not_late_until_that_one_is_through():
-    hedge, answer, asked = Hedge(), threading.Event(), []
+    hedge, answer, calls = Hedge(), threading.Event(), []
 
     class Behind(AtOnce):
         def rival_at(self):
             # the frame before is through at the fifth look; by then this one has its result
-            asked.append(1)
-            if len(asked) == 5:
+            calls.append(1)
+            if len(calls) == 5:
                 answer.set()
             return math.inf
 
@@ -218,11 +218,11 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
 
 
 def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_never_computes(monkeypatch):
-    hedge, free, held, begun, computed = Hedge(), threading.Event(), threading.Event(), threading.Event(), []
+    hedge, free, entered, begun, computed = Hedge(), threading.Event(), threading.Event(), threading.Event(), []
     start = hedge._start
 
     def hold(enough):
-        held.set()
+        entered.set()
         free.wait(FOREVER_S)
         return Attempt(("first",))
 
@@ -238,7 +238,7 @@ def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_ne
     monkeypatch.setattr(hedge, "_start", started)
     holder = threading.Thread(target=lambda: hedge.run_unraced(hold))
     holder.start()
-    held.wait(FOREVER_S)
+    entered.wait(FOREVER_S)
     try:
         outcome = hedge.run(remote, computed.append, AtOnce())
         assert outcome.attempt.outputs == ("remote",)

@@ -28,7 +28,7 @@ def late_after(lateness, forecast=SERVER, local_s=1.0, **more):
     return lateness.frame(forecast, local_s, now=100.0, **more).rival_at() - 100.0
 
 
-def learnt(errors_s, **how):
+def lateness_after(errors_s, **how):
     lateness = Lateness(**how)
     for error_s in errors_s:
         lateness.note(Mode.SERVER, 0.1 + error_s, error_s)
@@ -39,18 +39,22 @@ def learnt(errors_s, **how):
 
 
 def test_a_result_is_late_when_one_frame_in_fifty_was_not_later_than_that():
-    calm, wild = learnt([0.002] * 64), learnt([0.002] * 48 + [0.2] * 16)
+    calm, wild = lateness_after([0.002] * 64), lateness_after([0.002] * 48 + [0.2] * 16)
     assert late_after(calm) == pytest.approx(0.1 + 0.002 + POLL_S)
     assert late_after(wild) == pytest.approx(0.1 + 0.2 + POLL_S)
-    assert late_after(learnt([0.002] * 63 + [30.0])) == pytest.approx(late_after(calm)), "one that met an outage"
-    assert late_after(learnt([0.0] * (ENOUGH - 1))) == pytest.approx(0.2 + POLL_S), "too few to tell: twice as long"
+    assert late_after(lateness_after([0.002] * 63 + [30.0])) == pytest.approx(late_after(calm)), (
+        "one that met an outage"
+    )
+    assert late_after(lateness_after([0.0] * (ENOUGH - 1))) == pytest.approx(0.2 + POLL_S), (
+        "too few to tell: twice as long"
+    )
 
 
-def test_nobody_waits_for_longer_than_the_robot_takes_beyond_what_was_expected():
-    assert late_after(learnt([5.0] * 64), local_s=0.2) == pytest.approx(0.1 + 0.2)
+def test_the_wait_is_bounded_by_the_robots_time_beyond_the_forecast():
+    assert late_after(lateness_after([5.0] * 64), local_s=0.2) == pytest.approx(0.1 + 0.2)
 
 
-def test_frames_that_came_later_than_they_should_make_it_more_patient():
+def test_late_frames_lengthen_the_timeout():
     lateness = Lateness()
     for _ in range(64):
         with lateness.frame(SERVER, 1.0, now=100.0) as late:
@@ -64,8 +68,8 @@ def test_frames_that_came_later_than_they_should_make_it_more_patient():
     assert late_after(lateness) == pytest.approx(before)
 
 
-def test_each_mode_is_late_by_its_own_errors():
-    lateness = learnt([0.5] * 64)
+def test_each_mode_is_late_by_its_forecast_errors():
+    lateness = lateness_after([0.5] * 64)
     assert late_after(lateness, Forecast(Mode.REPLAY, 0.1, 0.01)) == pytest.approx(0.2 + POLL_S)
 
 
@@ -74,13 +78,13 @@ def test_each_mode_is_late_by_its_own_errors():
     [({"hedging": False}, SERVER, 1.0), ({}, UNKNOWN, 1.0), ({}, SERVER, 0.0)],
     ids=["no hedging", "no forecast", "nothing known of the robot"],
 )
-def test_without_a_forecast_to_go_by_the_latest_replies_tell_how_long_is_waited(how, forecast, local_s):
+def test_without_a_forecast_the_latest_replies_set_the_timeout(how, forecast, local_s):
     limits = TimeoutLimits(factor=3.0, slack_s=0.05, first_s=2.0)
     assert late_after(Lateness(limits, **how), forecast, local_s) == pytest.approx(2.0)
-    assert late_after(learnt([0.0] * 16, limits=limits, **how), forecast, local_s) == pytest.approx(0.35)
+    assert late_after(lateness_after([0.0] * 16, limits=limits, **how), forecast, local_s) == pytest.approx(0.35)
 
 
-def test_a_frame_beside_a_local_computation_has_its_rival_at_once():
+def test_a_frame_alongside_a_local_computation_has_its_rival_at_once():
     late = Lateness().race(SERVER, 1.0, now=100.0)
     assert late.rival_at() == late.doubtful_at == 100.0
 
@@ -89,14 +93,14 @@ def test_a_frame_beside_a_local_computation_has_its_rival_at_once():
 
 
 @pytest.mark.parametrize("hedging", [True, False])
-def test_the_robot_begins_in_time_for_a_deadline(hedging):
-    lateness = learnt([0.02] * 64, hedging=hedging)
+def test_the_robot_starts_in_time_for_a_deadline(hedging):
+    lateness = lateness_after([0.02] * 64, hedging=hedging)
     assert late_after(lateness, local_s=0.3, deadline_s=0.425) == pytest.approx(0.125)
     assert late_after(lateness, local_s=0.03, deadline_s=0.05) == pytest.approx(0.02), "only the robot can be in time"
     assert late_after(lateness, local_s=0.8, deadline_s=0.12) > 0.1, "only the server can be in time"
 
 
-def test_a_slow_robot_with_a_tight_deadline_still_asks_the_server():
+def test_a_slow_robot_with_a_tight_deadline_still_uses_the_server():
     assert math.isinf(due_s(0.1, 0.8, 0.05, 0.05)), "only the server can be in time"
     assert math.isinf(due_s(0.04, 0.8, 0.05, 0.05)), "nobody can, but the server is faster"
     assert due_s(0.04, 0.01, 0.05, 0.05) <= 0.03, "only the robot can"
@@ -107,8 +111,8 @@ def test_a_slow_robot_with_a_tight_deadline_still_asks_the_server():
 # ------------------------------------------------------------------------------------------ behind the robot's own ones
 
 
-def test_behind_an_own_frame_it_counts_from_when_that_is_through():
-    lateness, first = learnt([0.0] * 64), [math.inf, 0.03]
+def test_behind_an_earlier_frame_lateness_counts_from_that_ones_end():
+    lateness, first = lateness_after([0.0] * 64), [math.inf, 0.03]
     late = lateness.frame(SERVER, 1.0, now=100.0, behind=lambda: (first[0], first[1]))
     assert math.isinf(late.rival_at()), "the one before it is not through"
     first[0] = 100.2
@@ -119,8 +123,8 @@ def test_behind_an_own_frame_it_counts_from_when_that_is_through():
     assert late.rival_at() == pytest.approx(100.1 + POLL_S), "it was the first from its beginning"
 
 
-def test_a_deadline_is_kept_behind_an_own_frame_too():
-    late = learnt([0.0] * 64).frame(SERVER, 0.3, 0.5, 100.0, behind=lambda: (math.inf, 0.03))
+def test_a_deadline_holds_behind_an_earlier_frame_too():
+    late = lateness_after([0.0] * 64).frame(SERVER, 0.3, 0.5, 100.0, behind=lambda: (math.inf, 0.03))
     assert late.rival_at() == pytest.approx(100.2)
 
 
@@ -128,15 +132,15 @@ def test_a_deadline_is_kept_behind_an_own_frame_too():
 
 
 def test_an_attempt_with_a_rival_goes_on_and_one_without_is_given_up():
-    lateness = learnt([0.0] * 16)
-    raced, alone = lateness.frame(SERVER, 0.2, now=100.0).budget, lateness.limit(Mode.SERVER, 0.2)
+    lateness = lateness_after([0.0] * 16)
+    raced, unrivalled = lateness.frame(SERVER, 0.2, now=100.0).budget, lateness.limit(Mode.SERVER, 0.2)
     assert (raced.use_s, raced.give_up_s) == (pytest.approx(0.35), GIVE_UP_S)
-    assert alone.use_s == alone.give_up_s == pytest.approx(0.35)
+    assert unrivalled.use_s == unrivalled.give_up_s == pytest.approx(0.35)
     patient = Lateness(TimeoutLimits(first_s=30.0, cap_s=60.0)).frame(UNKNOWN, 0.2, now=100.0).budget
     assert patient.give_up_s == 60.0
 
 
-def test_a_server_is_told_for_how_long_a_result_is_of_use():
+def test_a_server_is_notified_for_how_long_a_result_is_useful():
     lateness = Lateness(hedging=False)
     assert lateness.frame(UNKNOWN, 0.3, 0.5, 100.0).budget.use_s == pytest.approx(0.2), "then the robot begins"
 
@@ -182,12 +186,12 @@ def silences(*longest):
     return tail.limit_s
 
 
-def test_nothing_is_concluded_from_a_silence_before_the_link_is_known():
+def test_silence_means_nothing_before_the_link_is_measured():
     assert silences(*[0.0] * (ENOUGH - 1)) == math.inf
     assert not Watch(math.inf, 0.3).stopped(5.0, 4.0, 0, 0)
 
 
-def test_a_link_that_never_pauses_is_found_out_soon_and_one_that_does_is_given_its_time():
+def test_a_stop_of_a_steady_link_is_detected_sooner_than_one_of_a_pausing_link():
     calm, restless = silences(*[0.001] * 64), silences(*([0.001] * 56 + [0.2] * 8))
     assert Watch(calm, 0.3).stopped(1.0, 0.05, 0, 0)
     assert not Watch(calm, 0.3).stopped(1.0, 0.03, 0, 0)
@@ -200,11 +204,11 @@ def test_a_single_long_pause_does_not_make_it_patient_for_ever():
 
 @pytest.mark.parametrize(("pace", "crawls"), [(20 * MB, False), (1.0 * MB, False), (0.25 * MB, True), (0, True)])
 def test_an_upload_that_would_take_longer_than_the_robot_counts_as_stopped(pace, crawls):
-    watch, size, found = Watch(0.0, 0.3), 245_000, []
+    watch, size, stops = Watch(0.0, 0.3), 245_000, []
     for tick in range(10):
         now = 0.01 * tick
-        found.append(watch.stopped(now, 0.0, size, min(size, int(pace * now))))
-    assert any(found) is crawls
+        stops.append(watch.stopped(now, 0.0, size, min(size, int(pace * now))))
+    assert any(stops) is crawls
 
 
 def test_a_frame_that_is_on_the_server_is_not_taken_for_an_upload_that_stands_still():
@@ -221,7 +225,7 @@ def test_the_longest_silence_that_ended_is_remembered():
     assert attention.longest_s == pytest.approx(0.2)
 
 
-def test_a_policys_frame_sees_the_link_stop_once_it_is_known_and_a_mode_that_is_held_waits():
+def test_a_policys_frame_detects_the_stopped_link_and_a_fixed_mode_waits():
     attention, attending = Attention(), []
 
     @contextmanager
@@ -246,7 +250,7 @@ def test_a_policys_frame_sees_the_link_stop_once_it_is_known_and_a_mode_that_is_
         assert not late.link_stopped(), "how long it may be quiet is not known"
 
 
-def test_silences_of_frames_that_came_are_those_of_a_link_that_is_well():
+def test_silences_of_completed_frames_count_as_a_healthy_link():
     attention = Attention()
 
     @contextmanager

@@ -76,7 +76,7 @@ def test_what_is_not_looked_at_becomes_doubtful_and_then_believes_more():
     assert abs(stale.value - 0.103) < abs(fresh.value - 0.103)
 
 
-def test_before_the_first_frame_nothing_is_known():
+def test_before_the_first_frame_no_level_is_measured():
     level = One()
     assert "a" not in level.levels
     assert level.value == 0.0
@@ -87,7 +87,7 @@ def test_before_the_first_frame_nothing_is_known():
     assert level.value == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_mode_that_begins_is_expected_to_be_as_noisy_as_others():
+def test_a_mode_that_starts_is_expected_to_be_as_noisy_as_others():
     chance, levels = random.Random(4), Levels()
     for number in range(200):
         levels.observe(0.1 * number, "others", 0.1 * math.exp(chance.gauss(0, 0.4)), shares=True)
@@ -112,7 +112,7 @@ def two(seconds=60.0, seed=3, ratio=1.1, drift=0.03):
     return levels, common
 
 
-def test_a_ratio_is_known_better_than_either_cost_and_as_well_as_it_says():
+def test_a_ratio_is_estimated_better_than_either_cost():
     errors, deviations = [], []
     for seed in range(40):
         levels, _ = two(seed=seed)
@@ -144,12 +144,12 @@ def test_a_mode_that_does_not_run_follows_the_others_and_an_independent_one_does
     assert levels.mean("robot") == pytest.approx(before[1])
 
 
-def test_what_a_plan_takes_is_told_between_the_bandwidths_that_it_was_simulated_at():
+def test_plan_latencies_are_interpolated_between_simulated_bandwidths():
     """Some compute, then bytes over bandwidth: on a slow link the bytes are all there is."""
 
-    def takes(bandwidth):
+    def latency_at(bandwidth):
         return max(0.03, 20_000 / bandwidth) + 100_000 / bandwidth
 
-    times = PlanTimes((tuple(takes(rate) for rate in BANDWIDTH_GRID),))
+    times = PlanTimes((tuple(latency_at(rate) for rate in BANDWIDTH_GRID),))
     for rate in (3e3, 0.25e6, 0.6e6, 1.37e6, 1.9e6, 9.99e6, 50e6):
-        assert times.predict_seconds(0, rate) == pytest.approx(takes(rate), rel=0.02), rate
+        assert times.predict_seconds(0, rate) == pytest.approx(latency_at(rate), rel=0.02), rate

@@ -43,7 +43,7 @@ def decide(policy, made, deadline=None, now=0.0, **more):
     return policy.decide(Situation(now, made, deadline, **more))
 
 
-def test_the_mode_that_finishes_first_is_taken_and_the_reason_says_so():
+def test_the_fastest_mode_is_chosen_and_the_reason_names_it():
     decision = decide(LatencyPolicy(), forecasts((0.4, 5.0), (0.1, 0.5)))
     assert decision.mode is Mode.SERVER
     assert decision.policy == "latency"
@@ -69,7 +69,7 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 1
 
 
-def test_a_mode_is_left_when_it_is_worse_by_the_margin_beyond_doubt_and_not_before():
+def test_a_mode_is_replaced_only_when_worse_by_the_margin_beyond_doubt():
     for better, doubt_s, expected in ((0.098, 0.0, Mode.SERVER), (0.096, 0.0, Mode.LOCAL), (0.09, 0.006, Mode.SERVER)):
         policy = LatencyPolicy(Knobs(margin=0.03))
         made = forecasts((0.3, 1), (0.1, 1))
@@ -78,18 +78,18 @@ def test_a_mode_is_left_when_it_is_worse_by_the_margin_beyond_doubt_and_not_befo
         assert decide(policy, made).mode is expected
 
 
-def test_a_rejected_mode_is_accepted_again_when_it_is_no_worse_by_the_margin():
+def test_a_rejected_mode_is_readmitted_when_it_is_no_worse_by_the_margin():
     policy = LatencyPolicy()
-    assert decide(policy, whole(0.2, 0.1)).mode is Mode.SPLIT
-    assert decide(policy, whole(0.104, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it is expected to be 4 % worse"
-    assert decide(policy, whole(0.102, 0.1, doubt_s=0.004)).mode is Mode.REPLAY
-    assert decide(policy, whole(0.104, 0.1, doubt_s=0.004)).mode is Mode.REPLAY, "and is not left for so little"
+    assert decide(policy, three_modes(0.2, 0.1)).mode is Mode.SPLIT
+    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it is expected to be 4 % worse"
+    assert decide(policy, three_modes(0.102, 0.1, doubt_s=0.004)).mode is Mode.REPLAY
+    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.REPLAY, "and is not left for so little"
 
 
 def test_chance_switches_nothing_between_two_bounds():
     policy, chance = LatencyPolicy(), random.Random(3)
     chosen = [
-        decide(policy, whole(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), doubt_s=0.003)).mode
+        decide(policy, three_modes(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), doubt_s=0.003)).mode
         for _ in range(2000)
     ]
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 40
@@ -105,7 +105,7 @@ def three(local, server, split, unavailable_reason="", doubt_s=0.0):
     }
 
 
-def test_an_outage_does_not_change_what_is_known_of_the_remote_modes():
+def test_an_outage_does_not_change_estimates_of_the_remote_modes():
     for server, expected in ((0.098, Mode.SPLIT), (0.08, Mode.SERVER)):
         policy = LatencyPolicy()
         assert decide(policy, three(0.4, 0.11, 0.1)).mode is Mode.SPLIT
@@ -113,7 +113,7 @@ def test_an_outage_does_not_change_what_is_known_of_the_remote_modes():
         assert decide(policy, three(0.4, server, 0.1)).mode is expected
 
 
-def whole(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
+def three_modes(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
     """Situation of latencies of the remote modes, with the same doubt of each."""
     made = {Mode.LOCAL: Forecast(Mode.LOCAL, 0.9, 0.001, 9.0)}
     for mode, seconds, joules in (
@@ -124,20 +124,20 @@ def whole(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
 
 
 def test_within_the_doubt_the_order_is_replay_split_server_local():
-    assert decide(LatencyPolicy(), whole(0.1, 0.098)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), whole(0.12, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), whole(0.12, 0.1, doubt_s=0.003)).mode is Mode.SPLIT
-    assert decide(LatencyPolicy(), whole(0.3, 0.101, server=0.1)).mode is Mode.SPLIT
-    near = {**whole(0.3, 0.3, server=0.1), Mode.LOCAL: Forecast(Mode.LOCAL, 0.098, 0.001, 0.1)}
+    assert decide(LatencyPolicy(), three_modes(0.1, 0.098)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.003)).mode is Mode.SPLIT
+    assert decide(LatencyPolicy(), three_modes(0.3, 0.101, server=0.1)).mode is Mode.SPLIT
+    near = {**three_modes(0.3, 0.3, server=0.1), Mode.LOCAL: Forecast(Mode.LOCAL, 0.098, 0.001, 0.1)}
     assert decide(LatencyPolicy(), near).mode is Mode.SERVER
-    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.499))).mode is Mode.REPLAY
-    assert decide(EnergyPolicy(), whole(0.1, 0.1, energy=(0.5, 0.4))).mode is Mode.SPLIT
+    assert decide(EnergyPolicy(), three_modes(0.1, 0.1, energy=(0.5, 0.499))).mode is Mode.REPLAY
+    assert decide(EnergyPolicy(), three_modes(0.1, 0.1, energy=(0.5, 0.4))).mode is Mode.SPLIT
 
 
 def test_the_mode_that_stands_in_for_replay_has_to_be_faster_by_eight_percent():
     for server, expected in ((0.1 / 1.07, Mode.REPLAY), (0.1 / 1.09, Mode.SERVER)):
-        assert decide(LatencyPolicy(), whole(replay=0.1, split=0.3, server=server)).mode is expected
-    learning = {**whole(0.1, 0.4), Mode.REPLAY: Forecast(Mode.REPLAY, unavailable_reason="it is being learnt")}
+        assert decide(LatencyPolicy(), three_modes(replay=0.1, split=0.3, server=server)).mode is expected
+    learning = {**three_modes(0.1, 0.4), Mode.REPLAY: Forecast(Mode.REPLAY, unavailable_reason="it is being learnt")}
     assert decide(LatencyPolicy(), learning).mode is Mode.SERVER
 
 
@@ -146,16 +146,16 @@ def test_a_covariance_makes_a_small_difference_certain():
     together = {Mode.REPLAY: 0.01, Mode.SPLIT: 0.01}
     made = {
         mode: replace(forecast, covariance=together if mode in together else {})
-        for mode, forecast in whole(0.11, 0.1, doubt_s=0.01).items()
+        for mode, forecast in three_modes(0.11, 0.1, doubt_s=0.01).items()
     }
-    assert decide(LatencyPolicy(), whole(0.11, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.11, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
     assert decide(LatencyPolicy(), made).mode is Mode.SPLIT
 
 
 def test_the_reason_does_not_contradict_the_decision():
-    reason = decide(LatencyPolicy(), whole(0.1, 0.098)).reason
+    reason = decide(LatencyPolicy(), three_modes(0.1, 0.098)).reason
     assert reason.startswith("replay is preferred: split is not better by 3% beyond doubt: ")
-    assert decide(LatencyPolicy(), whole(0.1, 0.2)).reason.startswith("replay is expected to finish first: ")
+    assert decide(LatencyPolicy(), three_modes(0.1, 0.2)).reason.startswith("replay is expected to finish first: ")
 
 
 def test_a_deadline_rules_out_what_is_not_sure_to_meet_it():
@@ -183,7 +183,7 @@ def test_modes_that_draw_nothing_are_equal():
     assert decide(EnergyPolicy(), forecasts((0.1, 0.0), (0.3, 1.0))).mode is Mode.LOCAL
 
 
-def test_energies_that_nobody_knows_decide_nothing_and_the_reason_says_so():
+def test_unknown_energies_decide_nothing_and_the_reason_names_that():
     made = forecasts((0.1, math.nan), (0.3, math.nan))
     decision = decide(EnergyPolicy(), made, deadline=0.5)
     assert (decision.mode, decision.reason.split(",")[0]) == (
@@ -253,16 +253,16 @@ class Mine:
         return Decision(Mode.LOCAL, "as I please", self.name)
 
 
-def test_own_policies_choose_and_modes_that_are_held_do_not():
+def test_custom_policies_choose_and_fixed_modes_do_not():
     for choosing in ("auto", "latency", "energy", "mine", "my_package.policies:Mine"):
         assert chooses(choosing)
     assert chooses(make_policy(f"{__name__}:Mine").decide(Situation(0.0, {})).policy)
-    for held in ("local", "server", "split", "fixed", "service"):
-        assert not chooses(held)
+    for policy in ("local", "server", "split", "fixed", "service"):
+        assert not chooses(policy)
     assert not chooses(decide(FixedPolicy(Mode.SERVER), {}).policy)
 
 
-def test_dry_run_keeps_the_mode_and_says_what_it_would_do():
+def test_dry_run_preserves_the_mode_and_reports_the_decision():
     manager = Manager(LatencyPolicy(), dry_run=Mode.LOCAL)
     decision = manager.decide(Situation(0.0, forecasts((0.4, 5), (0.1, 1))))
     assert decision.mode is Mode.LOCAL
@@ -279,7 +279,7 @@ def test_switches_are_counted_and_the_policy_can_be_exchanged():
     assert manager.switches == 1
 
 
-def test_the_oracle_takes_the_least():
+def test_the_oracle_chooses_the_least():
     oracle = OraclePolicy(lambda now: {Mode.LOCAL: 0.2, Mode.SERVER: 0.1 if now < 5 else 0.9})
     assert decide(oracle, {}, now=1).mode is Mode.SERVER
     assert decide(oracle, {}, now=6).mode is Mode.LOCAL
@@ -344,7 +344,7 @@ def test_a_result_that_comes_later_still_leaves_the_lateness():
     assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, rtt_age_s=9.0)).latency_s < 0.1, "it was fast again"
 
 
-def test_a_result_that_came_too_late_teaches_where_its_time_went():
+def test_a_late_result_attributes_its_time():
     forecaster = Forecaster(StatePowers())
     forecaster.note(0.0, remote(), at(10 * MB))
     for i in range(10):
@@ -372,7 +372,7 @@ def test_uncertainty_is_that_of_the_errors_made():
     assert 0.005 < wild.error_s < 0.04
 
 
-def test_one_frame_that_met_an_outage_makes_nobody_wait():
+def test_one_frame_in_an_outage_delays_no_later_frame():
     forecaster = Forecaster(StatePowers())
     stages = {"compute_robot": 0.2}
     forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
@@ -391,7 +391,7 @@ def test_local_energy_is_the_compute_state_over_the_frame():
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
 
 
-def test_the_first_frame_which_pays_for_the_start_is_forgotten():
+def test_the_first_frame_which_pays_for_the_start_is_ignored():
     forecaster = Forecaster(StatePowers())
     for seconds in (3.0, 0.1):
         stages = {"compute_robot": seconds}
@@ -399,22 +399,22 @@ def test_the_first_frame_which_pays_for_the_start_is_forgotten():
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.1)
 
 
-def test_a_forecast_never_says_more_than_a_transfer_can_mean():
+def test_a_forecast_is_never_more_precise_than_a_transfer():
     """A link of which a sample said 0.3 kB/s: what is not through after ten seconds is given up."""
     forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(size=2_000_000), at(10 * MB))
     for rate in (300.0, 1.0):
-        found = forecaster.forecast(1.0, Mode.SERVER, at(rate))
-        assert found.latency_s < 11.0
-        assert found.error_s <= found.latency_s
-        assert found.energy_j < 100.0
+        predicted = forecaster.forecast(1.0, Mode.SERVER, at(rate))
+        assert predicted.latency_s < 11.0
+        assert predicted.error_s <= predicted.latency_s
+        assert predicted.energy_j < 100.0
     forecaster.note(1.1, remote(size=2_000_000), at(300.0))
     after = forecaster.forecast(1.2, Mode.SERVER, at(10 * MB))
     assert after.error_s <= after.latency_s < 1.0, "a forecast that was wrong by seconds is no reason to say ±10 s"
 
 
-def test_what_is_not_known_of_the_link_is_doubt_of_a_remote_mode_only():
+def test_uncertainty_of_the_link_widens_only_remote_modes():
     forecaster = Forecaster(StatePowers())
     for i in range(10):
         forecaster.note(i * 0.1, remote(), at(1 * MB))
@@ -433,11 +433,11 @@ def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little()
     doubtful = replace(made[Mode.SERVER], latency_s=0.24, doubt_s=0.1)
     for _ in range(20):
         assert decide(policy, {**made, Mode.SERVER: doubtful}).mode is Mode.SERVER
-    known = replace(doubtful, doubt_s=0.005)
-    assert [decide(policy, {**made, Mode.SERVER: known}).mode for _ in range(3)][-1] is Mode.LOCAL
+    certain = replace(doubtful, doubt_s=0.005)
+    assert [decide(policy, {**made, Mode.SERVER: certain}).mode for _ in range(3)][-1] is Mode.LOCAL
 
 
-def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
+def test_an_overtaken_local_computation_raises_its_estimate():
     forecaster = Forecaster(StatePowers())
     forecaster.overtaken(0.0, 5.0)
     assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).measured
@@ -452,7 +452,7 @@ def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "error_s", "energy_j", "words"),
+    ("seconds", "error_s", "energy_j", "phrase"),
     [
         (0.0532, 0.0121, 0.456, "server 53±12 ms 0.46 J"),
         (1.4604, 0.4401, 17.243, "server 1.5±0.4 s 17.2 J"),
@@ -460,16 +460,16 @@ def test_a_local_computation_that_was_overtaken_teaches_that_it_takes_longer():
         (0.2, math.inf, math.nan, "server about 200 ms"),
     ],
 )
-def test_the_reason_is_for_people(seconds, error_s, energy_j, words):
+def test_the_reason_is_for_people(seconds, error_s, energy_j, phrase):
     made = forecasts((20.0, 900.0), (seconds, energy_j), error=error_s)
-    assert words in [part.strip() for part in decide(LatencyPolicy(), made).reason.replace(":", ",").split(",")]
+    assert phrase in [part.strip() for part in decide(LatencyPolicy(), made).reason.replace(":", ",").split(",")]
 
 
-def test_a_mode_that_is_tried_says_on_what_link():
+def test_a_trial_of_a_mode_names_its_link():
     made = {**forecasts((0.4, 1.0), (0.1, 0.5)), Mode.REPLAY: Forecast(Mode.REPLAY)}
     link = LinkReading(uplink=2.1e6, uplink_error=0.08)
     decision = decide(make_policy("auto"), made, link=link, source="offload/bandwidth")
     assert decision.mode is Mode.REPLAY
     assert decision.reason.startswith("replay has not run yet and is tried: 2.1 MB/s±8% up by offload/bandwidth, local")
-    alone = {Mode.LOCAL: Forecast(Mode.LOCAL)}
-    assert decide(make_policy("auto"), alone).reason == "local has not run yet and is tried"
+    local_only = {Mode.LOCAL: Forecast(Mode.LOCAL)}
+    assert decide(make_policy("auto"), local_only).reason == "local has not run yet and is tried"

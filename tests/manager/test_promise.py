@@ -42,13 +42,13 @@ class Camera:
         for _ in range(ENOUGH + 1):
             assert self.policy.wants(self.now, self.now), "on its own every frame may go"
             self.count += 1
-        ask = self.policy.make_request(self.now, 3)
-        assert ask is not None
+        request = self.policy.make_request(self.now, 3)
+        assert request is not None
         assert self.policy.make_request(self.now, 3) is None, "once"
         self.policy.admitted(self.now)
-        return ask
+        return request
 
-    def told(self, number: int, *frames: int) -> None:
+    def give_turns(self, number: int, *frames: int) -> None:
         self.policy.follow_turns(
             self.now, SlotSchedule(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames)))
         )
@@ -56,11 +56,11 @@ class Camera:
 
 def test_turns_are_followed_by_the_nearest_frame() -> None:
     camera = Camera()
-    ask = camera.promised()
-    assert (ask.frame, ask.handle, ask.batched) == (0, 3, True)
-    assert ask.frame_interval == pytest.approx(FRAME_S)
-    assert ask.age == pytest.approx(FRAME_S)
-    camera.told(1, 3, 7, 8)
+    request = camera.promised()
+    assert (request.frame, request.handle, request.batched) == (0, 3, True)
+    assert request.frame_interval == pytest.approx(FRAME_S)
+    assert request.age == pytest.approx(FRAME_S)
+    camera.give_turns(1, 3, 7, 8)
     sent = [report.frame for report in (camera.frame() for _ in range(10)) if report is not None]
     assert sent == [3, 7, 8]
     assert (camera.policy.followed, camera.policy.missed) == (3, 0)
@@ -73,7 +73,7 @@ def test_frames_rise_and_are_near_whatever_the_camera_drops(seed: int, dropped: 
     camera.promised()
     base = camera.now - FRAME_S
     turns = sorted(draw.sample(range(2, 12), 4))
-    camera.told(1, *turns)
+    camera.give_turns(1, *turns)
     sent: List[Tuple[int, float]] = []
     for _ in range(12):
         if draw.random() < dropped:
@@ -91,35 +91,35 @@ def test_frames_rise_and_are_near_whatever_the_camera_drops(seed: int, dropped: 
     assert dropped or frames == turns
 
 
-def test_a_server_that_is_silent_leaves_the_robot_on_its_own() -> None:
+def test_a_silent_server_leaves_the_robot_in_local_mode() -> None:
     camera = Camera()
     camera.promised()
-    camera.told(1, 40)
+    camera.give_turns(1, 40)
     while camera.now < 50.0 + (ENOUGH + 1) * FRAME_S + REPEAT_S - FRAME_S:
         assert not camera.policy.wants(camera.now, camera.now)
         camera.count += 1
     camera.count += 3
     assert camera.policy.wants(camera.now, camera.now)
     assert "has told no turns for" in camera.policy.fallback_reason(camera.now)
-    camera.told(2, 90)
+    camera.give_turns(2, 90)
     assert not camera.policy.wants(camera.now, camera.now), "it is followed again"
 
 
 def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
     camera = Camera()
     camera.promised()
-    camera.told(5, 2)
-    camera.told(5, 1)
-    camera.told(4, 1)
-    camera.told(6, 10**9)
+    camera.give_turns(5, 2)
+    camera.give_turns(5, 1)
+    camera.give_turns(4, 1)
+    camera.give_turns(6, 10**9)
     assert camera.policy.outdated == 3
     assert all(camera.frame() is None for _ in range(4)), "of plan 6, nothing is of now"
     camera.policy.ended(camera.now, "over")
-    camera.told(7, 9)
+    camera.give_turns(7, 9)
     assert camera.policy.fallback_reason(camera.now) == "over"
 
 
-def test_a_refusal_is_told_and_asked_again_later() -> None:
+def test_a_refusal_is_reported_and_retried_later() -> None:
     camera = Camera()
     camera.promised()
     camera.policy.ended(camera.now, "full: 0.08 could be promised now")
@@ -133,24 +133,24 @@ def test_a_refusal_is_told_and_asked_again_later() -> None:
     assert camera.policy.describe(camera.now).startswith("promised: at most 0.05")
 
 
-def test_without_a_server_frames_run_here() -> None:
+def test_without_a_server_frames_run_locally() -> None:
     decision = PromisePolicy(0.1).decide(Situation(0.0, {}))
     assert (decision.mode, decision.reason) == (Mode.LOCAL, "this robot has no server")
 
 
-def test_another_pace_is_told_by_asking_anew() -> None:
+def test_another_frame_rate_is_reported_by_a_new_request() -> None:
     camera = Camera()
     camera.promised()
     now = camera.now
     for _ in range(ENOUGH + 1):
         now += 2 * FRAME_S
         camera.policy.wants(now, now)
-    ask = camera.policy.make_request(now, 3)
-    assert ask is not None
-    assert ask.frame_interval == pytest.approx(2 * FRAME_S)
+    request = camera.policy.make_request(now, 3)
+    assert request is not None
+    assert request.frame_interval == pytest.approx(2 * FRAME_S)
 
 
-def test_estimates_are_told_with_the_request() -> None:
+def test_estimates_are_reported_with_the_request() -> None:
     camera = Camera()
     for number in range(400):
         stale_s = 0.1 + 0.1 * (number % 5)
@@ -160,25 +160,25 @@ def test_estimates_are_told_with_the_request() -> None:
     for number in range(100):
         camera.policy.travelled(0.02 + 0.001 * (number % 10), 0.01)
     camera.policy.travelled(math.inf, 0.0)
-    ask = camera.promised()
-    assert (ask.slope, ask.flicker) == (pytest.approx(0.01, rel=0.02), pytest.approx(0.05, rel=0.05))
-    assert ask.noise < 0.01, "these comparisons were not noisy"
-    assert 0.027 <= ask.up <= 0.029, "as late as nearly all come"
-    assert ask.down == pytest.approx(0.01)
-    camera.told(1, 1)
+    request = camera.promised()
+    assert (request.slope, request.flicker) == (pytest.approx(0.01, rel=0.02), pytest.approx(0.05, rel=0.05))
+    assert request.noise < 0.01, "these comparisons were not noisy"
+    assert 0.027 <= request.up <= 0.029, "as late as nearly all come"
+    assert request.down == pytest.approx(0.01)
+    camera.give_turns(1, 1)
     assert PromiseReport.parse(camera.frame().to_wire()).slope == pytest.approx(0.01, rel=0.02)  # type: ignore[union-attr]
 
 
-def test_noise_that_averages_out_is_not_told() -> None:
-    told = []
+def test_noise_that_averages_out_is_not_reported() -> None:
+    noises = []
     for lasting in (1.0, 0.5):
         camera = Camera()
         camera.policy = PromisePolicy(0.05, habits=replace(UNKNOWN, lasting=lasting))
         for number in range(200):
             camera.policy.compared(camera.now, 0.1, 0.1 + 0.05 * (-1) ** number)
-        told.append(camera.promised().noise)
-    assert told[1] == pytest.approx(told[0] / 2)
-    assert told[0] == pytest.approx(0.05, rel=0.3)
+        noises.append(camera.promised().noise)
+    assert noises[1] == pytest.approx(noises[0] / 2)
+    assert noises[0] == pytest.approx(0.05, rel=0.3)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1e-9, -1.0, math.nan, 1.5])

@@ -72,16 +72,16 @@ class Robot:
         begun = self.under_way.get(node)
         if begun is not None and self.now >= begun[0] + self.latencies_s[node] and node not in self.silent:
             del self.under_way[node]
-            self.tell(node, begun[1], True)
+            self.report_turn(node, begun[1], True)
         if node in self.under_way or node in self.silent:
             return
         claim = taker.take(self.now, self.now)
         if claim is not None:
             self.under_way[node] = (self.now, claim.number, self.now)
             self.turns.append(node)
-            self.tell(node, claim.number, False)
+            self.report_turn(node, claim.number, False)
 
-    def tell(self, node: str, number: int, ends: bool) -> None:
+    def report_turn(self, node: str, number: int, ends: bool) -> None:
         stale_s = self.latencies_s[node]
         for taker in self.takers.values():
             self.later(lambda t=taker: t.other(self.now, node, ends))
@@ -190,7 +190,7 @@ def test_without_a_manager_nodes_take_turns_by_themselves(seed: int) -> None:
     assert len(robot.run(10)) > 20
 
 
-def test_a_node_that_was_never_with_others_waits_for_nobody() -> None:
+def test_a_single_node_never_waits() -> None:
     robot = Robot({"/people": 0.3})
     robot.giver = None
     assert robot.run(RECENT_S / 2) == [], "a manager may still come"
@@ -205,7 +205,7 @@ def test_one_node_has_all_the_turns() -> None:
     assert robot.last.reason == "no other task takes turns"
 
 
-def test_four_tasks_called_alike_are_told_apart_and_named() -> None:
+def test_four_tasks_called_alike_are_distinguished_and_named() -> None:
     turns: Counter[str] = Counter()
     giver, now = TurnGiver(), 0.0
     nodes = ["/one", "/two", "/three", "/four"]
@@ -222,7 +222,7 @@ def test_four_tasks_called_alike_are_told_apart_and_named() -> None:
     assert min(turns[node] for node in nodes) >= 5, turns
 
 
-def test_what_nodes_say_is_bounded() -> None:
+def test_reports_of_nodes_are_bounded() -> None:
     giver = TurnGiver()
     for number in range(16):
         giver.report(0.0, f"/node{number}", "a", math.nan, 1e9)
@@ -256,7 +256,7 @@ def test_turns_take_little_memory_over_many() -> None:
     assert turn.number == 400
 
 
-def test_a_new_manager_that_does_not_know_a_node_yet_sends_no_frame_beside_its() -> None:
+def test_a_new_manager_gives_no_turn_alongside_an_unregistered_node() -> None:
     taker = TurnTaker("/people", 0.0)
     taker.lose_manager("the manager is gone")
     taker.other(10.0, "/scene", ends=False)

@@ -28,7 +28,7 @@ def test_equal_tasks_go_by_the_oldest_result() -> None:
     assert order == ["a", "c", "b"] * 2
 
 
-def test_who_loses_nothing_waits_and_by_max_run_it_is_not_forgotten() -> None:
+def test_a_task_that_loses_nothing_waits_at_most_until_max_run() -> None:
     still, moves = Task("still", 0.2, 5.0, 0.0), Task("moves", 0.2, 0.4, 0.1)
     assert choose([still, moves]) == "moves"
     assert choose([still, moves], Rules.max_run, ("moves", Rules.max_run - 1)) == "moves"
@@ -47,7 +47,7 @@ def test_no_result_loses_more_than_everything() -> None:
     assert choose([dead, other]) == "other"
 
 
-def test_who_takes_the_server_longer_gets_fewer_turns() -> None:
+def test_tasks_with_longer_server_times_get_fewer_turns() -> None:
     assert choose([Task("slow", 0.6, 1.0, 0.1), Task("quick", 0.2, 0.8, 0.1)]) == "quick"
 
 

@@ -98,16 +98,16 @@ def load(path: pathlib.Path) -> LMSCNet:
 
 
 def _renamed(state: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    kept = {}
+    tensors = {}
     for name, tensor in state.items():
         prefix, _, rest = name.partition(".")
         if prefix == "seg_head_1_1":
             part, _, tail = rest.partition(".")
             # the published head convolves over z, x, y; the one here over x, y, z
-            kept[f"head.{_HEAD[part]}.{tail}"] = tensor.permute(0, 1, 3, 4, 2) if tensor.ndim == 5 else tensor
+            tensors[f"head.{_HEAD[part]}.{tail}"] = tensor.permute(0, 1, 3, 4, 2) if tensor.ndim == 5 else tensor
         elif not prefix.startswith("seg_head"):
-            kept[name] = tensor
-    return kept
+            tensors[name] = tensor
+    return tensors
 
 
 def _pair(inputs: int, outputs: int) -> Tuple[nn.Module, ...]:

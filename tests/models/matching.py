@@ -25,13 +25,13 @@ def labels() -> Dict[int, List[Dict[str, Any]]]:
 def frames(numbers: List[int]) -> Dict[int, np.ndarray]:
     """BGR frames of the sample video, read in order (seeking in compressed video is not exact everywhere)."""
     capture = cv2.VideoCapture(str(sample_video()))
-    found = {}
+    pictures = {}
     for number in range(max(numbers) + 1):
         if not capture.grab():
             raise BadInput(f"the sample video ends at frame {number}")
         if number in numbers:
-            found[number] = capture.retrieve()[1]
-    return found
+            pictures[number] = capture.retrieve()[1]
+    return pictures
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> float:
@@ -45,7 +45,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> float:
 def count(people: People, labelled: List[Dict[str, Any]]) -> Tuple[int, int, int]:
     """(found, missed, false): partly visible people are neither required nor counted against the finder."""
     free = list(range(len(labelled)))
-    found = false = 0
+    matches = false = 0
     for index in np.argsort(-people.scores, kind="stable"):
         ranked = [(overlap(people.boxes[index], np.asarray(labelled[k]["box"], float)), k) for k in free]
         best, k = max(ranked, default=(0.0, -1))
@@ -53,6 +53,6 @@ def count(people: People, labelled: List[Dict[str, Any]]) -> Tuple[int, int, int
             false += 1
             continue
         free.remove(k)
-        found += not labelled[k]["partial"]
+        matches += not labelled[k]["partial"]
     missed = sum(not labelled[k]["partial"] for k in free)
-    return found, missed, false
+    return matches, missed, false

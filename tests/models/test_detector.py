@@ -66,14 +66,14 @@ def test_a_module_and_a_class_or_both_in_one_are_a_detector(name: str, detector:
     made = build_detector(name, detector)
     image, placement = made.prepare(bright(3))
     assert image.shape == (3, 64, 64)
-    found = made.interpret(made.module(image * 0 + 3), placement)
-    assert found.scores.tolist() == pytest.approx([0.9, 0.5])
-    assert [made.label(number) for number in found.classes.tolist()] == ["cat", "bird"]
+    detections = made.interpret(made.module(image * 0 + 3), placement)
+    assert detections.scores.tolist() == pytest.approx([0.9, 0.5])
+    assert [made.label(number) for number in detections.classes.tolist()] == ["cat", "bird"]
     assert made.label(7) == "7"
     assert not any(parameter.requires_grad for parameter in made.module.parameters())
 
 
-def test_scores_that_are_nan_are_told() -> None:
+def test_scores_that_are_nan_are_reported() -> None:
     made = build_detector("nets_of_mine:net", "")
     image, placement = made.prepare(bright(3))
     boxes, scores, classes = made.module(image * 0 + 3)
@@ -112,7 +112,7 @@ def test_a_torchscript_file_is_a_model_that_goes_by_its_name_and_checksum(script
 
 
 @pytest.mark.parametrize(
-    ("name", "detector", "options", "said"),
+    ("name", "detector", "options", "message"),
     [
         ("nets_of_mine:net", "nets_of_mine:net", {}, r"no class of detectors.*derive it from"),
         ("nets_of_mine:net", "nets_of_mine:Half", {}, r"abstract.*define interpret"),
@@ -127,21 +127,21 @@ def test_a_torchscript_file_is_a_model_that_goes_by_its_name_and_checksum(script
         ("rubbish.pt", "", {"size": 5}, r"has no option size.*leave it out"),
     ],
 )
-def test_what_does_not_fit_is_told_with_the_remedy(
-    name: str, detector: str, options: Dict[str, Any], said: str, tmp_path: pathlib.Path, monkeypatch: Any
+def test_what_does_not_fit_is_reported_with_the_remedy(
+    name: str, detector: str, options: Dict[str, Any], message: str, tmp_path: pathlib.Path, monkeypatch: Any
 ) -> None:
     save_file({"other": torch.zeros(1)}, str(tmp_path / "other.safetensors"))
     (tmp_path / "pickled.pt").write_bytes(b"x")
     (tmp_path / "rubbish.pt").write_bytes(b"rubbish")
     if name == "movenet":
         monkeypatch.setattr("edge_offload.models.registry.build_model", lambda *_: object())
-    with pytest.raises(BadInput, match=said) as told:
+    with pytest.raises(BadInput, match=message) as raised:
         build_detector(name, detector, options)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"boxes": np.zeros((2, 3))}, "boxes has shape"),
         ({"scores": np.array([np.nan])}, "NaN"),
@@ -150,22 +150,22 @@ def test_what_does_not_fit_is_told_with_the_remedy(
         ({"mask": np.zeros((4, 4))}, "expected uint8"),
     ],
 )
-def test_detections_that_make_no_sense_are_refused(changes: Dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_detections_that_make_no_sense_are_refused(changes: Dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         Detections(**{"boxes": np.zeros((1, 4)), "scores": np.ones(1), "classes": np.zeros(1), **changes})
 
 
 def test_detections_belong_to_their_image_and_labels() -> None:
-    found = Detections(np.zeros((1, 4)), np.ones(1), np.array([3]), np.zeros((48, 64), dtype=np.uint8))
-    found.check_fit((64, 48), 0)
-    found.check_fit((64, 48), 4)
+    detections = Detections(np.zeros((1, 4)), np.ones(1), np.array([3]), np.zeros((48, 64), dtype=np.uint8))
+    detections.check_fit((64, 48), 0)
+    detections.check_fit((64, 48), 4)
     with pytest.raises(BadInput, match="class 3 of 3 labels"):
-        found.check_fit((64, 48), 3)
+        detections.check_fit((64, 48), 3)
     with pytest.raises(BadInput, match="a mask of 64x48 pixels for an image of 48x64"):
-        found.check_fit((48, 64), 4)
+        detections.check_fit((48, 64), 4)
 
 
-def test_outputs_of_another_kind_ask_for_a_class_of_ones_own() -> None:
+def test_outputs_of_another_kind_need_a_custom_class() -> None:
     with pytest.raises(BadInput, match=r"returns 1 tensors.*detector:=package.module:Class"):
         Boxes("one", Doubles()).interpret((torch.ones(1),), None)  # type: ignore[arg-type]
     assert issubclass(Boxes, Detector)

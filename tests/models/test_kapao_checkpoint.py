@@ -25,14 +25,14 @@ from edge_offload_training.pickled import read_state
 pytestmark = pytest.mark.process
 
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Tuple[pathlib.Path, dict]:
     """A checkpoint of the official layout (size n), and the image and maps of the network that wrote it."""
     folder = tmp_path_factory.mktemp("official")
-    command = [sys.executable, str(HERE / "official_layout.py"), "kapao.pt", "expected.npz", "0.33", "0.25"]
+    command = [sys.executable, str(FOLDER / "official_layout.py"), "kapao.pt", "expected.npz", "0.33", "0.25"]
     subprocess.run(command, cwd=folder, check=True, timeout=600)
     return folder / "kapao.pt", dict(np.load(folder / "expected.npz"))
 
@@ -45,7 +45,7 @@ def converted(official: Tuple[pathlib.Path, dict]) -> pathlib.Path:
     return out
 
 
-def test_a_converted_official_checkpoint_computes_what_its_own_network_computed(official, converted):
+def test_a_converted_official_checkpoint_computes_the_official_outputs(official, converted):
     expected = official[1]
     assert "models" not in sys.modules, "nothing that the pickle names was imported"
     estimator = build_estimator("kapao_n", checkpoint=str(converted), size=512)
@@ -66,15 +66,15 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(official, convert
 
 def test_state_dicts_convert_too(official, converted, tmp_path):
     state = read_state(official[0])
-    whole = load_file(str(converted))
-    assert set(whole) == set(state)
+    converted_state = load_file(str(converted))
+    assert set(converted_state) == set(state)
     torch.save({f"module.{name}": tensor for name, tensor in state.items()}, tmp_path / "flat.pt")
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "nested.pt")
     torch.save({"state_dict": state}, tmp_path / "legacy.pt", _use_new_zipfile_serialization=False)
     for name in ("flat", "nested", "legacy"):
         assert main(["convert", str(tmp_path / f"{name}.pt"), str(tmp_path / f"{name}.safetensors")]) == 0
         loaded = network(load_file(str(tmp_path / f"{name}.safetensors")))
-        for key, tensor in network(whole).state_dict().items():
+        for key, tensor in network(converted_state).state_dict().items():
             assert torch.equal(tensor, loaded.state_dict()[key]), (name, key)
 
 
@@ -163,7 +163,7 @@ def test_a_hostile_pickle_is_refused_and_not_executed(place, official, tmp_path)
     assert proof.exists(), "the attack would have worked on an ordinary unpickler"
 
 
-def test_a_class_that_nobody_allowed_is_refused_by_its_name(tmp_path):
+def test_a_class_that_is_not_allowed_is_refused_by_name(tmp_path):
     torch.save({"model": torch.nn.Linear(2, 2)}, tmp_path / "linear.pt")
     with pytest.raises(BadInput, match="Linear"):
         read_state(tmp_path / "linear.pt")
@@ -207,13 +207,13 @@ def test_a_tensor_of_the_right_shape_is_read(tmp_path):
 
 
 def test_every_truncation_and_every_flipped_byte_gives_an_error_or_the_same_names(official, tmp_path):
-    whole = official[0].read_bytes()
+    content = official[0].read_bytes()
     names = set(read_state(official[0]))
     rng = np.random.default_rng(0)
     damaged = tmp_path / "damaged.pt"
     outcomes = {"refused": 0, "read": 0}
     for trial in range(24):
-        data = bytearray(whole)
+        data = bytearray(content)
         if trial % 2:
             data = data[: int(rng.integers(0, len(data)))]
         else:

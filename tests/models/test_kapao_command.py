@@ -81,7 +81,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.process
 def test_a_training_killed_amid_an_epoch_goes_on_along_the_same_curve(tmp_path, coco):
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, uninterrupted = tmp_path / "killed", tmp_path / "whole"
     command = [*coco, "--epochs", "4"]
     victim = subprocess.Popen(
         [sys.executable, "-c", HANGS, *command, "--out", str(killed)], stdout=subprocess.PIPE, text=True
@@ -91,10 +91,10 @@ def test_a_training_killed_amid_an_epoch_goes_on_along_the_same_curve(tmp_path, 
     assert victim.wait() == -signal.SIGKILL
     assert len(curve(killed)) <= 2
     assert main([*command, "--out", str(killed), "--resume"]) == 0
-    assert main([*command, "--out", str(whole)]) == 0
-    assert len(curve(whole)) == 4
-    assert curve(killed) == curve(whole)
-    resumed, straight = (load_file(str(folder / recipe.WEIGHTS_FILE)) for folder in (killed, whole))
+    assert main([*command, "--out", str(uninterrupted)]) == 0
+    assert len(curve(uninterrupted)) == 4
+    assert curve(killed) == curve(uninterrupted)
+    resumed, straight = (load_file(str(folder / recipe.WEIGHTS_FILE)) for folder in (killed, uninterrupted))
     assert all(torch.equal(resumed[name], tensor) for name, tensor in straight.items()), "the last bit counts"
 
 
@@ -153,7 +153,7 @@ def test_a_hostile_or_damaged_checkpoint_is_refused_without_running_it(tmp_path,
         (["--video", "x.avi", "--window", "64x64", "--batch", "1"], "use --window 64x128 or larger, or --batch 2"),
     ],
 )
-def test_wrong_arguments_say_what_is_wrong(arguments, message, capsys, tmp_path, monkeypatch):
+def test_wrong_arguments_are_reported(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "kapao", *arguments]) == 1
     assert message in capsys.readouterr().err
@@ -169,7 +169,7 @@ def test_facts_out_of_range_are_refused(tmp_path):
 
 def test_exported_weights_give_the_same_people_as_the_average_in_half_precision(tmp_path):
     settings = recipe.Settings(scale=Scale(0.33, 0.125), size=128)
-    network = start.fresh(settings.scale, start.SMALL_ANCHORS, seed=3).eval()
+    network = start.make_network(settings.scale, start.SMALL_ANCHORS, seed=3).eval()
     path = tmp_path / "weights.safetensors"
     recipe.export(network.state_dict(), settings, path, conf=0.25)
     estimator = build_estimator("kapao_n", checkpoint=str(path), size=128)
@@ -192,18 +192,18 @@ class Fake(PersonEstimator):
 
     def __init__(self) -> None:
         super().__init__("fake", PeopleModule(torch.nn.Linear(1, 1), torch.nn.Identity()), 64, 64, True)
-        self.asked = 0
+        self.calls = 0
 
     def decode(self, outputs, placement):
         raise AssertionError("not used")
 
     def infer(self, bgr):
-        self.asked += 1
+        self.calls += 1
         x = float(bgr.mean())
         return People([[x, 1, x + 5, 9]], [0.9], np.zeros((1, 17, 3)))
 
 
-def test_a_teacher_is_asked_once_per_frame(tmp_path, monkeypatch):
+def test_a_teacher_is_queried_once_per_frame(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path / "cache"))
     video = tmp_path / "video.avi"
     writer = cv2.VideoWriter(str(video), cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 64))
@@ -212,13 +212,13 @@ def test_a_teacher_is_asked_once_per_frame(tmp_path, monkeypatch):
     writer.release()
     teacher = Fake()
     first = distil.label_video(video, teacher, {"size": 64}, range(4))
-    assert teacher.asked == 4
-    again = distil.label_video(video, teacher, {"size": 64}, range(6))
-    assert teacher.asked == 6
-    assert [float(again[n].boxes[0, 0]) for n in range(6)] == pytest.approx([30 * n for n in range(6)], abs=4)
-    assert all(np.array_equal(first[n].boxes, again[n].boxes) for n in first)
+    assert teacher.calls == 4
+    relabelled = distil.label_video(video, teacher, {"size": 64}, range(6))
+    assert teacher.calls == 6
+    assert [float(relabelled[n].boxes[0, 0]) for n in range(6)] == pytest.approx([30 * n for n in range(6)], abs=4)
+    assert all(np.array_equal(first[n].boxes, relabelled[n].boxes) for n in first)
     distil.label_video(video, teacher, {"size": 32}, range(1))
-    assert teacher.asked == 7, "other options, other labels"
+    assert teacher.calls == 7, "other options, other labels"
     for path in (tmp_path / "cache" / "teacher").iterdir():
         path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(BadInput, match="damaged"):
@@ -245,7 +245,7 @@ def test_people_are_carried_over_short_gaps_only(gap, speed):
             assert bridged[n].keypoints[0, :, 0] == pytest.approx(np.full(17, 200 + speed * n), abs=1e-3)
 
 
-def test_two_people_far_apart_are_not_joined():
+def test_two_distant_people_are_not_joined():
     finds = {0: walker(10), 1: People.empty(), 2: walker(300)}
     assert len(distil.bridge_gaps(finds)[1]) == 0
 
@@ -266,7 +266,7 @@ def scene(people: List[List[int]]) -> Dataset:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
-def test_pasted_people_are_where_their_labels_say(seed):
+def test_pasted_people_match_their_labels(seed):
     dataset = scene([[20, 30, 40, 90], [100, 20, 125, 80]])
     how = augment.Augmentation(mosaic=0, crop=True, paste=1, scale=0.2, shift=0, hue=0, saturation=0, value=0)
     sample = augment.make(dataset, 0, (128, 192), how, np.random.default_rng(seed))
@@ -281,7 +281,7 @@ def test_pasted_people_are_where_their_labels_say(seed):
     assert big.max(initial=0) < 0.35 * 25 * 60 * 1.44, "a person without a label"
 
 
-def test_nobody_is_pasted_over_somebody():
+def test_people_are_not_pasted_over_people():
     dataset = scene([[20, 30, 40, 90]])
     both = Dataset([dataset[1].image, dataset[1].image], [(dataset[1].boxes, dataset[1].keypoints)] * 2, 192)
     how = augment.Augmentation(mosaic=0, crop=True, paste=1, scale=0, shift=0, hue=0, saturation=0, value=0)

@@ -57,11 +57,11 @@ def slow_overlap(a: list, b: list) -> float:
 
 
 def slow_nms(boxes: list, scores: list, classes: list, iou: float, max_det: int) -> list:
-    kept: list = []
+    survivors: list = []
     for i in sorted(range(len(scores)), key=lambda i: -scores[i]):
-        if all(classes[i] != classes[k] or slow_overlap(boxes[i], boxes[k]) <= iou for k in kept):
-            kept.append(i)
-    return kept[:max_det]
+        if all(classes[i] != classes[k] or slow_overlap(boxes[i], boxes[k]) <= iou for k in survivors):
+            survivors.append(i)
+    return survivors[:max_det]
 
 
 def slow_fusion(poses: list, scores: list, objects: list, thresholds: Thresholds) -> list:
@@ -86,33 +86,33 @@ def test_decoding_follows_the_formulas():
 
 
 @pytest.mark.parametrize("preset", ["video", "image", "validation"])
-def test_readout_keeps_what_the_slow_rules_keep(preset):
+def test_readout_retains_the_rows_of_the_slow_rules(preset):
     limits = PRESETS[preset]
     maps = [raw - 0.5 for raw in random_maps(1)]
     persons, objects = KapaoReadout(ANCHORS, limits)(*maps)
     rows = KapaoReadout(ANCHORS, limits).decode(maps).tolist()
-    found: dict = {"person": [], "object": []}
+    candidates: dict = {"person": [], "object": []}
     for row in rows:
         kind = int(np.argmax(row[5:23]))
         score = float(np.float32(row[5 + kind]) * np.float32(row[4]))
         box = [row[0] - row[2] / 2, row[1] - row[3] / 2, row[0] + row[2] / 2, row[1] + row[3] / 2]
         if kind == 0 and score > limits.conf:
-            found["person"].append((box, score, kind, row))
+            candidates["person"].append((box, score, kind, row))
         if kind > 0 and score > limits.conf_kp:
-            found["object"].append((box, score, kind, row))
+            candidates["object"].append((box, score, kind, row))
     for name, iou, got in (("person", limits.iou, persons), ("object", limits.iou_kp, objects)):
-        boxes, scores, kinds, kept_rows = zip(*found[name])
+        boxes, scores, kinds, raw_rows = zip(*candidates[name])
         assert len(boxes) > 5
-        kept = slow_nms(boxes, scores, kinds, iou, 300)
-        assert len(got) == len(kept)
+        survivors = slow_nms(boxes, scores, kinds, iou, 300)
+        assert len(got) == len(survivors)
         if name == "person":
-            expected = [boxes[k] + [scores[k]] + kept_rows[k][23:] for k in kept]
+            expected = [boxes[k] + [scores[k]] + raw_rows[k][23:] for k in survivors]
         else:
-            expected = [[*kept_rows[k][:2], scores[k], kinds[k] - 1] for k in kept]
+            expected = [[*raw_rows[k][:2], scores[k], kinds[k] - 1] for k in survivors]
         np.testing.assert_allclose(got.numpy(), np.array(expected), rtol=1e-4, atol=1e-3)
 
 
-def test_nothing_found_gives_empty_outputs_of_the_right_width():
+def test_no_detections_give_empty_outputs_of_the_right_width():
     persons, objects = KapaoReadout(ANCHORS, PRESETS["video"])(*[raw - 50 for raw in random_maps(2)])
     assert tuple(persons.shape) == (0, 39)
     assert tuple(objects.shape) == (0, 4)
@@ -191,7 +191,7 @@ def test_an_object_too_far_or_for_a_doubtful_person_changes_nothing():
     np.testing.assert_allclose(fuse_keypoints(poses, np.array([0.2]), objects, limits)[0, 3], [0, 0, 0.2])
 
 
-def test_rows_that_are_left_out_change_no_bit_of_the_others():
+def test_rows_that_are_omitted_change_no_bit_of_the_others():
     draw = torch.Generator().manual_seed(0)
     for height, width in ((3, 5), (1, 1), (2, 7)):
         maps = tuple(torch.randn(1, 171, height * by, width * by, generator=draw) * 3 for by in (8, 4, 2, 1))

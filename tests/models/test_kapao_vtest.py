@@ -17,7 +17,7 @@ from edge_offload_training import evaluation
 NUMBERS = (601, 636, 671, 701, 731, 761, 791)
 
 
-def test_the_weights_are_small_and_bring_their_own_confidence():
+def test_the_weights_are_small_and_contain_their_confidence():
     assert SHIPPED.stat().st_size <= 10e6
     facts = facts_of(SHIPPED, read(SHIPPED)[1])
     assert (facts["depth"], facts["width"], facts["size"]) == (0.33, 0.25, 512)
@@ -29,7 +29,7 @@ def test_the_weights_are_small_and_bring_their_own_confidence():
     assert build_estimator("kapao_vtest", conf=0.9).thresholds.conf == 0.9
 
 
-def test_nobody_is_led_to_believe_that_it_works_anywhere(capsys):
+def test_vtest_weights_are_marked_as_for_this_scene_only(capsys):
     assert main(["models", "info", "kapao_vtest"]) == 0
     assert "scene only" in capsys.readouterr().out
     assert not build_estimator("kapao_n").trained, "without a checkpoint there are no weights under the general name"

@@ -88,7 +88,7 @@ def test_readout_is_the_slow_one(seed, height, width):
     np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-4, atol=2e-3)
 
 
-def test_the_output_depends_on_the_number_of_people_asked_for_only():
+def test_the_output_size_depends_only_on_the_requested_number_of_people():
     for people in (1, 6, 20):
         (rows,) = MoveNetReadout(people)(*random_maps(3, 16, 16))
         assert tuple(rows.shape) == (people, 56)
@@ -97,7 +97,7 @@ def test_the_output_depends_on_the_number_of_people_asked_for_only():
     assert (MoveNetReadout(6)(*flat)[0][:, 4] < 1e-6).all()
 
 
-def test_maps_come_at_stride_4_from_an_image_scaled_to_minus_one_to_one():
+def test_maps_have_stride_4_of_an_image_scaled_to_minus_one_to_one():
     network = MoveNet().eval()
     seen = []
     network.backbone.stem.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -106,7 +106,7 @@ def test_maps_come_at_stride_4_from_an_image_scaled_to_minus_one_to_one():
     assert seen[0][0, :, 0, 0].tolist() == pytest.approx([-1, 127 * INPUT_SCALE - 1, 1], abs=1e-4)
 
 
-def test_the_whole_module_can_be_exported():
+def test_the_entire_module_can_be_exported():
     from edge_offload.models.base import PeopleModule
 
     module = PeopleModule(MoveNet(), MoveNetReadout(3)).eval()
@@ -175,27 +175,27 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.process
-def test_fetching_converts_every_parameter_once_for_all_who_ask_at_once(package):
+def test_fetching_converts_every_parameter_once_for_concurrent_callers(package):
     package.npm(f'sleep 0.3; cp "{package.archive}" ./human-models-3.0.4.tgz')
-    found: List[pathlib.Path] = []
-    threads = [threading.Thread(target=lambda: found.append(weights.fetch_weights())) for _ in range(3)]
+    paths: List[pathlib.Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(weights.fetch_weights())) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1
-    assert len(found) == 3
+    assert len(set(paths)) == 1
+    assert len(paths) == 3
     assert package.calls.read_text().count("pack") == 1
     assert "--ignore-scripts" in package.calls.read_text()
-    loaded = load_file(str(found[0]))
+    loaded = load_file(str(paths[0]))
     assert set(loaded) == set(MoveNet().state_dict())
     for name, tensor in package.expected.items():
         assert torch.equal(loaded[name], tensor), name
-    assert sorted(p.name for p in found[0].parent.iterdir()) == [weights.FILE_NAME, "movenet.lock"]
+    assert sorted(p.name for p in paths[0].parent.iterdir()) == [weights.FILE_NAME, "movenet.lock"]
 
 
 @pytest.mark.process
-def test_a_damaged_cache_is_fetched_again(package):
+def test_a_damaged_cache_is_refetched(package):
     path = weights.fetch_weights()
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -208,7 +208,7 @@ def test_a_damaged_cache_is_fetched_again(package):
 
 
 @pytest.mark.process
-def test_a_package_with_other_numbers_is_refused_and_nothing_is_kept(package):
+def test_a_package_with_other_numbers_is_refused_and_not_stored(package):
     numbers = bytearray(package.sources[weights.NUMBERS])
     numbers[100] ^= 1
     package.pack({**package.sources, weights.NUMBERS: bytes(numbers)})
@@ -221,7 +221,7 @@ def test_a_package_with_other_numbers_is_refused_and_nothing_is_kept(package):
 
 
 @pytest.mark.process
-def test_without_npm_or_network_the_error_says_what_to_do(package, monkeypatch):
+def test_without_npm_or_network_the_error_gives_the_remedy(package, monkeypatch):
     package.npm("echo 'npm error network getaddrinfo ENOTFOUND' >&2; exit 7")
     with pytest.raises(BadInput, match=r"code 7: npm error network.*copy movenet-multipose\.safetensors"):
         weights.fetch_weights()
@@ -243,16 +243,16 @@ def test_the_cached_weights_are_the_published_ones(movenet_weights):
     assert state_hash(first.module) == state_hash(second.module)
 
 
-def test_people_are_found_on_the_real_video(movenet_weights, vtest):
+def test_people_are_detected_on_the_real_video(movenet_weights, vtest):
     # measured: 66 of 71 clearly visible people found, nobody who is not there
     labelled = matching.labels()
     pictures = matching.frames(list(labelled))
     estimator = build_estimator("movenet")
     counts = np.sum([matching.count(estimator.infer(pictures[n]), labelled[n]) for n in labelled], axis=0)
-    found, missed, false = counts.tolist()
-    assert found + missed == 71
-    assert found / (found + missed) >= 0.87
-    assert found / (found + false) >= 0.95
+    matches, missed, false = counts.tolist()
+    assert matches + missed == 71
+    assert matches / (matches + missed) >= 0.87
+    assert matches / (matches + false) >= 0.95
 
 
 def test_keypoints_lie_in_the_persons_box_head_above_feet(movenet_weights, vtest):
@@ -267,7 +267,7 @@ def test_keypoints_lie_in_the_persons_box_head_above_feet(movenet_weights, vtest
         assert keypoints[[0, 5, 6], 1].mean() < keypoints[[11, 12], 1].mean() < keypoints[[15, 16], 1].mean()
 
 
-def test_an_empty_scene_has_nobody(movenet_weights):
+def test_an_empty_scene_has_no_people(movenet_weights):
     assert len(build_estimator("movenet", size=256).infer(np.full((120, 160, 3), 90, np.uint8))) == 0
 
 

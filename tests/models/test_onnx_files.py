@@ -35,12 +35,12 @@ def seen(name: str, image: np.ndarray = GREY, **options: Any) -> Detections:
         return made.interpret(ModuleExecutor(made.module).run([inputs]).outputs, placement)
 
 
-def same(found: Detections, rows: np.ndarray, size: float = 320.0) -> None:
+def same(detections: Detections, rows: np.ndarray, size: float = 320.0) -> None:
     """``rows``: corners, score, class."""
-    assert len(found) == len(rows)
-    assert found.classes.tolist() == rows[:, 5].astype(int).tolist()
-    assert_allclose(found.scores, rows[:, 4], rtol=1e-6)
-    assert_allclose(found.boxes, rows[:, :4].clip(0, size), atol=1e-4)
+    assert len(detections) == len(rows)
+    assert detections.classes.tolist() == rows[:, 5].astype(int).tolist()
+    assert_allclose(detections.scores, rows[:, 4], rtol=1e-6)
+    assert_allclose(detections.boxes, rows[:, :4].clip(0, size), atol=1e-4)
 
 
 # -- results of real exports, recorded
@@ -53,7 +53,7 @@ def test_boxes_of_yolo_are_those_of_its_package(export: str, tmp_path: pathlib.P
 
 
 @pytest.mark.parametrize(("export", "decoder"), [("v26e2e", "end2end"), ("rtdetr", "rtdetr")])
-def test_tables_of_six_columns_are_told_apart_by_what_the_exporter_wrote(
+def test_tables_of_six_columns_are_distinguished_by_what_the_exporter_wrote(
     export: str, decoder: str, tmp_path: pathlib.Path
 ) -> None:
     table = RECORDED[f"{export}.table"][None]
@@ -95,16 +95,16 @@ def test_people_of_a_pose_network_have_its_keypoints(tmp_path: pathlib.Path) -> 
 def test_masks_are_those_of_the_package_pixel_by_pixel(tmp_path: pathlib.Path) -> None:
     prototypes = RECORDED["v11seg.prototypes"].astype(np.float32)[None]
     name = of_yolov8(tmp_path / "seg.onnx", RECORDED["v11seg.table"], METADATA["v11seg"], output1=prototypes)
-    found = seen(name)
-    assert found.mask is not None
-    there = RECORDED["v11seg.pixels"] > 0
-    same(found, RECORDED["v11seg.rows"][there])
-    assert (found.mask != RECORDED["v11seg.mask"]).sum() <= 2  # a sum of products that is 0 but for its rounding
+    detections = seen(name)
+    assert detections.mask is not None
+    visible = RECORDED["v11seg.pixels"] > 0
+    same(detections, RECORDED["v11seg.rows"][visible])
+    assert (detections.mask != RECORDED["v11seg.mask"]).sum() <= 2  # a sum of products that is 0 but for its rounding
     assert seen(name, np.zeros((160, 320, 3), np.uint8)).mask.shape == (160, 320)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
-def test_an_export_made_here_is_decoded_as_its_package_does(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+def test_an_exported_file_is_decoded_as_its_package_does(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     package = pytest.importorskip("ultralytics", reason="ultralytics is not installed: recorded results are compared")
     monkeypatch.chdir(tmp_path)
     network = package.YOLO("yolov8n.yaml")
@@ -122,16 +122,16 @@ def best_first(rows: np.ndarray) -> np.ndarray:
     return rows[np.argsort(-rows[:, 4], kind="stable")]
 
 
-def test_yolov5_has_an_objectness_and_its_own_overlap(tmp_path: pathlib.Path) -> None:
+def test_yolov5_has_an_objectness_and_a_separate_overlap(tmp_path: pathlib.Path) -> None:
     rows = np.zeros((4, 5 + 3), np.float32)
     rows[:, :4] = [[100, 100, 40, 40], [110, 100, 40, 40], [100, 100, 40, 40], [200, 200, 20, 60]]
     rows[:, 4] = [0.9, 0.8, 0.9, 0.5]
     rows[[0, 1, 2, 3], [5, 5, 6, 7]] = [0.9, 0.9, 0.5, 0.4]  # the second overlaps the first by 0.6
     table = padded(rows, 3 * places(320, 320))[None]
-    found = seen(write(tmp_path / "net.onnx", {"output0": table}))
-    assert found.classes.tolist() == [0, 1]  # the last one scores 0.2
-    assert found.scores.tolist() == pytest.approx([0.81, 0.45])
-    assert found.boxes.tolist() == [[80, 80, 120, 120]] * 2
+    detections = seen(write(tmp_path / "net.onnx", {"output0": table}))
+    assert detections.classes.tolist() == [0, 1]  # the last one scores 0.2
+    assert detections.scores.tolist() == pytest.approx([0.81, 0.45])
+    assert detections.boxes.tolist() == [[80, 80, 120, 120]] * 2
     assert len(seen(write(tmp_path / "net.onnx", {"output0": table}), iou=0.7, score=0.1)) == 4
 
 
@@ -144,7 +144,7 @@ def shares(corners: np.ndarray, height: int, width: int) -> np.ndarray:
 CORNERS = np.array([[8, 8, 40, 56], [64, 32, 96, 64], [100, 4, 120, 90]], dtype=np.float64)
 
 
-def test_detr_and_rtdetr_are_told_apart_by_their_operators(tmp_path: pathlib.Path) -> None:
+def test_detr_and_rtdetr_are_distinguished_by_their_operators(tmp_path: pathlib.Path) -> None:
     logits = np.array([[[2.0, -1, 1], [0, 3, 1], [0, 0, 4]]], np.float32)
     outputs = {
         "logits": logits,
@@ -153,16 +153,16 @@ def test_detr_and_rtdetr_are_told_apart_by_their_operators(tmp_path: pathlib.Pat
     }
     name = write(tmp_path / "detr.onnx", outputs, (1, 3, 96, 128))
     image = np.zeros((96, 128, 3), np.uint8)
-    found = seen(name, image)
-    whole = np.exp(logits[0]) / np.exp(logits[0]).sum(-1, keepdims=True)
-    assert found.classes.tolist() == [1, 0]  # the third is nothing
-    assert_allclose(found.scores, [whole[1, 1], whole[0, 0]], rtol=1e-5)
-    assert_allclose(found.boxes, CORNERS[[1, 0]], atol=1e-4)
+    detections = seen(name, image)
+    softmax = np.exp(logits[0]) / np.exp(logits[0]).sum(-1, keepdims=True)
+    assert detections.classes.tolist() == [1, 0]  # the third is nothing
+    assert_allclose(detections.scores, [softmax[1, 1], softmax[0, 0]], rtol=1e-5)
+    assert_allclose(detections.boxes, CORNERS[[1, 0]], atol=1e-4)
     sigmoids = 1 / (1 + np.exp(-logits[0]))
-    found = seen(name, image, decoder="rtdetr")
+    detections = seen(name, image, decoder="rtdetr")
     order = np.argsort(-sigmoids.ravel(), kind="stable")[:3]
-    assert_allclose(found.scores, sigmoids.ravel()[order], rtol=1e-5)
-    assert found.classes.tolist() == (order % 3).tolist()
+    assert_allclose(detections.scores, sigmoids.ravel()[order], rtol=1e-5)
+    assert detections.classes.tolist() == (order % 3).tolist()
     with pytest.raises(BadInput, match=r"logits \[1, 3, 3\].*decoder: yolov5.*detr"):
         build_detector(write(tmp_path / "other.onnx", outputs, (1, 3, 96, 128), operators=["Log"]))
 
@@ -182,19 +182,19 @@ def test_boxes_scores_and_classes_are_taken_as_they_are_written(kind: str, tmp_p
     }  # fmt: skip
     name = write(tmp_path / "ssd.onnx", outputs[kind], (1, 96, 128, 3) if kind == "tensorflow" else (1, 3, 96, 128),
                  "UINT8" if kind == "tensorflow" else "FLOAT")  # fmt: skip
-    found = seen(name, np.zeros((192, 256, 3), np.uint8))
-    assert found.scores.tolist() == pytest.approx([0.9, 0.6])
-    assert found.classes.tolist() == ([0, 1] if kind == "tensorflow" else [1, 2])
-    assert_allclose(found.boxes, 2 * CORNERS[[1, 2]], atol=1e-3)
+    detections = seen(name, np.zeros((192, 256, 3), np.uint8))
+    assert detections.scores.tolist() == pytest.approx([0.9, 0.6])
+    assert detections.classes.tolist() == ([0, 1] if kind == "tensorflow" else [1, 2])
+    assert_allclose(detections.boxes, 2 * CORNERS[[1, 2]], atol=1e-3)
 
 
 def test_a_segmentation_map_is_a_mask_of_classes(tmp_path: pathlib.Path) -> None:
     classes = np.add.outer(np.arange(8) // 3, np.arange(8) // 3) % 3
     scores = np.eye(3, dtype=np.float32)[classes].transpose(2, 0, 1)[None]
-    whole = seen(write(tmp_path / "map.onnx", {"out": scores}, (1, 3, 8, 8)), np.zeros((8, 8, 3), np.uint8))
-    assert len(whole) == 0
-    assert whole.mask is not None
-    assert np.array_equal(whole.mask, classes + 1)
+    detections = seen(write(tmp_path / "map.onnx", {"out": scores}, (1, 3, 8, 8)), np.zeros((8, 8, 3), np.uint8))
+    assert len(detections) == 0
+    assert detections.mask is not None
+    assert np.array_equal(detections.mask, classes + 1)
     numbers = write(tmp_path / "numbers.onnx", {"map": classes[None]}, (1, 3, 8, 8))
     assert np.array_equal(seen(numbers, np.zeros((8, 8, 3), np.uint8)).mask, classes + 1)
     larger = seen(write(tmp_path / "half.onnx", {"logits": scores}, (1, 3, 16, 16)), np.zeros((16, 16, 3), np.uint8))
@@ -205,7 +205,7 @@ def test_a_segmentation_map_is_a_mask_of_classes(tmp_path: pathlib.Path) -> None
 # -- the input
 
 
-def test_an_image_is_given_as_the_graph_takes_it(tmp_path: pathlib.Path) -> None:
+def test_an_image_has_the_layout_of_the_graph(tmp_path: pathlib.Path) -> None:
     image = np.full((4, 4, 3), (30, 60, 120), np.uint8)  # blue first
     for kind, shape, values, expected in (
         ("FLOAT", (1, 3, 4, 4), "unit", [120 / 255, 60 / 255, 30 / 255]),
@@ -231,7 +231,7 @@ def echo(path: pathlib.Path, kind: str, shape: Any) -> str:
     return str(path)
 
 
-def test_a_size_that_the_file_leaves_open_is_asked_for_or_written_or_640(tmp_path: pathlib.Path) -> None:
+def test_an_open_size_of_the_file_is_requested_or_written_or_640(tmp_path: pathlib.Path) -> None:
     table = np.zeros((1, 6, 7), np.float32)
     open_size = ("batch", 3, "height", "width")
     for metadata, size, expected in (({}, "", (640, 640)), ({"imgsz": "[192, 320]"}, "", (192, 320)),
@@ -244,7 +244,7 @@ def test_a_size_that_the_file_leaves_open_is_asked_for_or_written_or_640(tmp_pat
         build_detector(fixed, options={"decoder": "yolov8", "size": 640})
 
 
-def test_further_inputs_that_are_known_are_given(tmp_path: pathlib.Path) -> None:
+def test_supported_further_inputs_are_filled(tmp_path: pathlib.Path) -> None:
     others = {"pixel_mask": ("INT64", (1, 96, 128)), "orig_target_sizes": ("INT64", ("n", 2))}
     outputs = {"boxes": CORNERS.astype(np.float32), "scores": np.ones(3, np.float32), "labels": np.arange(3)}
     assert len(seen(write(tmp_path / "net.onnx", outputs, (1, 3, 96, 128), others=others))) == 3
@@ -263,7 +263,7 @@ def table_of(columns: int) -> Dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "said"),
+    ("make", "options", "message"),
     [
         (lambda path: str(path), {}, r"cannot read .*net.onnx: No such file"),
         (lambda path: (path.write_bytes(b"\x08\x08"), str(path))[1], {}, "is not an ONNX file, or an empty one"),
@@ -289,23 +289,23 @@ def table_of(columns: int) -> Dict[str, np.ndarray]:
         (lambda path: write(path, table_of(84)), {"sha256": "0" * 64}, r"another file here.*copy the robot's file"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_told_in_one_line(
-    make: Any, options: Dict[str, Any], said: str, tmp_path: pathlib.Path
+def test_unusable_files_are_reported_in_one_line(
+    make: Any, options: Dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
     name = make(tmp_path / "net.onnx")
-    with pytest.raises(BadInput, match=said) as told:
+    with pytest.raises(BadInput, match=message) as raised:
         build_detector(name, options=options)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_engine_that_cannot_compute_it_is_named(tmp_path: pathlib.Path) -> None:
     name = write(tmp_path / "net.onnx", table_of(84), operators=["Unheard"])
-    with pytest.raises(BadInput, match=r"net.onnx cannot be computed by onnxruntime .*Unheard") as told:
+    with pytest.raises(BadInput, match=r"net.onnx cannot be computed by onnxruntime .*Unheard") as raised:
         build_detector(name)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_weights_beside_the_file_belong_to_it_and_no_others(tmp_path: pathlib.Path) -> None:
+def test_external_weights_belong_to_the_file(tmp_path: pathlib.Path) -> None:
     import onnx
 
     of_yolov8(tmp_path / "one.onnx", RECORDED["v11.table"], METADATA["v11"])
@@ -339,13 +339,13 @@ def test_a_size_is_bounded_before_anything_is_read(tmp_path: pathlib.Path, monke
 
 def test_a_pickle_is_refused_with_the_command_that_exports_it(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "best.pt"
-    said = r"pickle format.*yolo export model=best.pt format=onnx.*model:=best.onnx"
+    message = r"pickle format.*yolo export model=best.pt format=onnx.*model:=best.onnx"
     torch.save({"model": torch.nn.Linear(2, 2), "epoch": 3}, str(path))
-    with pytest.raises(BadInput, match=said) as told:
+    with pytest.raises(BadInput, match=message) as raised:
         build_detector(str(path))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     path.write_bytes(pickle.dumps({"epoch": 3}))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         build_detector(str(path))
 
 
@@ -363,7 +363,7 @@ def test_an_onnx_file_goes_by_its_name_and_checksum(tmp_path: pathlib.Path) -> N
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_the_engine_that_is_asked_for_computes_it_and_says_so(tmp_path: pathlib.Path) -> None:
+def test_the_requested_engine_computes_and_is_reported(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("openvino", reason="openvino is the second engine on the CPU")
     name = of_yolov8(tmp_path / "net.onnx", RECORDED["v11.table"], METADATA["v11"])
     made = build_detector(name)
@@ -393,7 +393,7 @@ def test_only_networks_with_keypoints_of_coco_find_people(tmp_path: pathlib.Path
         registry.build_estimator(name)
 
 
-def test_a_class_of_ones_own_interprets_outputs_as_they_are(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+def test_a_custom_class_interprets_raw_outputs(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
     (tmp_path / "mine_of_onnx.py").write_text(
         "from edge_offload.models.detector import Detector\n"
         "class Mine(Detector):\n    size = 320\n    def interpret(self, outputs, placement):\n        return outputs\n"

@@ -31,7 +31,7 @@ def test_select_keeps_boxes_scores_and_keypoints_together():
     assert chosen.keypoints[0, 0].tolist() == [51, 52, 53]
 
 
-def test_skeleton_joins_a_left_side_to_a_left_side():
+def test_skeleton_joins_points_of_one_side():
     for a, b in SKELETON:
         sides = {name.split("_")[0] for name in (COCO_KEYPOINTS[a], COCO_KEYPOINTS[b])} & {"left", "right"}
         same_part = COCO_KEYPOINTS[a].split("_")[-1] == COCO_KEYPOINTS[b].split("_")[-1]
@@ -43,7 +43,7 @@ def test_skeleton_joins_a_left_side_to_a_left_side():
 @given(
     st.integers(1, 300), st.integers(1, 300), st.sampled_from([(64, 32), (96, 32), (128, 64)]), st.integers(0, 2**31)
 )
-def test_points_come_back_to_where_they_were(height, width, size_stride, seed):
+def test_points_map_back_to_their_places(height, width, size_stride, seed):
     size, stride = size_stride
     image, placement = letterbox(np.zeros((height, width, 3), np.uint8), size, stride)
     assert image.shape[1] % stride == 0
@@ -93,7 +93,7 @@ def test_input_sizes_that_do_not_fit_the_network_are_refused(size):
         letterbox(np.zeros((4, 4, 3), np.uint8), size, 32)
 
 
-def test_the_sample_video_is_looked_for_where_the_user_says(tmp_path, monkeypatch):
+def test_the_sample_video_is_searched_in_the_users_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
     monkeypatch.setattr(video, "INSTALLED", tmp_path / "installed.avi")
     monkeypatch.delenv(video.ENVIRONMENT, raising=False)

@@ -47,7 +47,7 @@ def test_wrong_names_and_options_are_refused_with_what_would_be_right(name, opti
         build_module(name, **options)
 
 
-def test_a_users_own_module_is_built_with_its_options(tmp_path, monkeypatch):
+def test_a_users_module_is_built_with_its_options(tmp_path, monkeypatch):
     (tmp_path / "my_nets.py").write_text(
         "import torch\n"
         "class Zoo:\n"
@@ -108,7 +108,7 @@ def test_estimators_are_ready_to_infer():
     assert not any(parameter.requires_grad for parameter in estimator.module.parameters())
 
 
-def test_models_list_and_info_say_where_weights_come_from(capsys, tmp_path, monkeypatch):
+def test_models_list_and_info_name_the_source_of_weights(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path / "empty"))
     assert main(["models", "list"]) == 0
     states = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}

@@ -26,7 +26,7 @@ from edge_offload_training.sconet.metrics import Confusion
 SMALL = VoxelGrid((-3.2, -3.2, -2.0), 0.2, (32, 48, 32))
 
 
-def test_labels_come_out_with_the_shape_of_the_occupancy():
+def test_labels_have_the_shape_of_the_occupancy():
     network = SCONet().eval()
     occupancy = (torch.rand(32, 48, 32) < 0.02).to(torch.uint8)
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def test_random_weights_are_never_shown_as_a_scene(monkeypatch, tmp_path):
 
 
 @pytest.mark.process
-def test_what_the_sweep_hit_stays_full_whatever_the_network_says(tmp_path):
+def test_hit_voxels_stay_full_whatever_the_network_computes(tmp_path):
     file = tmp_path / "w.safetensors"
     network = SCONet()
     with torch.no_grad():
@@ -168,7 +168,7 @@ def test_a_grid_that_the_network_cannot_take_is_refused():
             SceneCompleter(grid=VoxelGrid(shape=shape)).prepare(np.zeros((0, 3)))
 
 
-def test_the_registry_knows_it_and_keeps_its_file_from_peers():
+def test_the_registry_has_sconet_and_excludes_its_file_for_peers():
     entry = registry.entries()["sconet"]
     assert entry.kind == "scene"
     assert entry.path_options == ("weights",)
@@ -184,11 +184,11 @@ grids = st.integers(0, 100_000).map(
 
 @settings(deadline=None, max_examples=30)
 @given(grids, grids, st.integers(0, 1000))
-def test_scores_are_what_counting_voxel_by_voxel_gives(found, truth, seed):
+def test_scores_are_what_counting_voxel_by_voxel_gives(predicted, truth, seed):
     truth = np.where(np.random.default_rng(seed).random(truth.shape) < 0.2, IGNORED, truth)
     confusion = Confusion()
-    confusion.add(found, truth)
-    pairs = [(int(f), int(t)) for f, t in zip(found.ravel(), truth.ravel()) if t != IGNORED]
+    confusion.add(predicted, truth)
+    pairs = [(int(f), int(t)) for f, t in zip(predicted.ravel(), truth.ravel()) if t != IGNORED]
     both = sum(f > 0 and t > 0 for f, t in pairs)
     assert confusion.completion_iou == pytest.approx(both / sum(f > 0 or t > 0 for f, t in pairs))
     ious = []
@@ -207,7 +207,7 @@ def test_scores_refuse_grids_that_do_not_fit():
         confusion.add(np.full((2, 2, 2), 20, dtype=np.uint8), np.zeros((2, 2, 2), dtype=np.uint8))
 
 
-def test_baselines_keep_what_was_hit_and_fill_what_they_say():
+def test_baselines_preserve_hits_and_fill_as_described():
     occupancy = np.zeros((40, 40, 32), dtype=np.uint8)
     occupancy[::5, ::5, 2] = 1
     occupancy[20, 20, 9] = 1
@@ -234,9 +234,9 @@ def test_the_ground_is_filled_in_between_the_rings_that_hit_it():
     level = ground_level(torch.from_numpy(occupancy)[None])[0].numpy()
     assert np.abs(level - truth).mean() < 0.6
     assert np.abs(level - truth).max() < 3.0
-    kept = rings.copy()
-    kept[50:53, 20:23] = False
-    np.testing.assert_allclose(level[kept], np.rint(truth[kept]), atol=1e-5)
+    sparse = rings.copy()
+    sparse[50:53, 20:23] = False
+    np.testing.assert_allclose(level[sparse], np.rint(truth[sparse]), atol=1e-5)
 
 
 def test_where_nothing_was_hit_the_ground_is_where_the_grid_puts_it():

@@ -23,9 +23,9 @@ class Learner(DeviceModule):
     def __init__(self, trips: Sequence[int]) -> None:
         recorder = SimpleNamespace(failed=False, limit_waits=lambda seconds: None)
         remote = SimpleNamespace(close=lambda: None)
-        there: Any = SimpleNamespace(recorder=recorder, remote=remote)
+        device: Any = SimpleNamespace(recorder=recorder, remote=remote)
         client: Any = SimpleNamespace(counters={"connections": 1}, cause="")
-        super().__init__(there, SimpleNamespace(to=lambda where: None), client)  # type: ignore[arg-type]
+        super().__init__(device, SimpleNamespace(to=lambda where: None), client)  # type: ignore[arg-type]
         self.trips, self.lessons, self.news = list(trips), [], lambda: None
         self._copy, self._connection = torch.nn.Identity(), 1
 
@@ -46,7 +46,7 @@ def nothing_is_opened(monkeypatch):
     monkeypatch.setattr(device.Handles, "unavailable_reason", lambda *_: "it is being opened")
 
 
-def test_before_a_frame_has_come_it_learns_on_zeros_until_one_round_trip_has_done_for_some():
+def test_before_the_first_frame_it_learns_on_zeros_until_one_round_trip_suffices():
     assert [trips for _, trips in Learner([8, 7, 1]).learn()] == [8, 7, *[1] * IN_A_ROW]
     assert {value for value, _ in Learner([8, 7, 1]).learn()} == {0.0}
 
@@ -69,28 +69,28 @@ def test_frames_of_other_shapes_are_no_example():
     assert {value for value, _ in learner.learn()} == {0.0}
 
 
-def test_a_program_that_always_needs_more_is_not_learnt_for_ever():
+def test_a_program_with_several_round_trips_ends_its_lessons():
     assert len(Learner([3]).learn()) == LESSONS
     assert len(Learner([3]).learn(Mode.LAZY)) == 2
 
 
 def test_the_session_of_before_is_ended_over_the_new_connection(monkeypatch):
-    asked, sessions = [], iter([b"first", b"second"])
+    requests, sessions = [], iter([b"first", b"second"])
     monkeypatch.setattr("edge_offload.device.connect.other_operators", lambda client: ())
     monkeypatch.setattr(
         "edge_offload.device.link_remote.LinkRemote", lambda *_, **__: SimpleNamespace(session=next(sessions))
     )
-    there: Any = SimpleNamespace(
-        remote=SimpleNamespace(session=b"somebody else's"), reconnect=lambda remote: setattr(there, "remote", remote)
+    device: Any = SimpleNamespace(
+        remote=SimpleNamespace(session=b"somebody else's"), reconnect=lambda remote: setattr(device, "remote", remote)
     )
     client: Any = SimpleNamespace(
-        request=lambda kind, body, timeout_s: asked.append((there.remote.session, kind, body["session"]))
+        request=lambda kind, body, timeout_s: requests.append((device.remote.session, kind, body["session"]))
     )
-    module = DeviceModule(there, torch.nn.Identity(), client)
+    module = DeviceModule(device, torch.nn.Identity(), client)
     module._connect()
-    assert (there.remote.session, asked) == (b"first", []), "there was none before"
+    assert (device.remote.session, requests) == (b"first", []), "there was none before"
     module._connect()
-    assert asked == [(b"second", END, b"first")]
+    assert requests == [(b"second", END, b"first")]
 
 
 def test_a_late_answer_ends_no_session_before_the_attempt_is_given_up():
@@ -103,13 +103,14 @@ def test_a_late_answer_ends_no_session_before_the_attempt_is_given_up():
 
 def test_a_session_whose_bits_may_differ_is_not_used_for_exact_results(monkeypatch):
     monkeypatch.setattr(device.Handles, "unavailable_reason", lambda *_: None)
-    there: Any = SimpleNamespace()
+    device_stub: Any = SimpleNamespace()
     client: Any = SimpleNamespace(welcome={"fingerprint": {"threads": 2, "engine": "eager+graph"}})
     given = [torch.ones(2)]
 
     def reason(**own: Any) -> str:
         return (
-            DeviceModule(there, torch.nn.Identity(), client, "auto", own).unavailable_reason(Mode.REPLAY, given) or ""
+            DeviceModule(device_stub, torch.nn.Identity(), client, "auto", own).unavailable_reason(Mode.REPLAY, given)
+            or ""
         )
 
     assert reason(threads=2) == "", "an engine of the server computes no sessions"

@@ -23,7 +23,7 @@ class Noting(ModuleExecutor):
         return replace(super().run(inputs), note=self.note)
 
 
-def test_what_a_gpu_took_is_not_expected_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_time_is_not_expected_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = Noting(nn.Identity())
     runner = LocalRunner(executor)
     clock = iter(range(1000))

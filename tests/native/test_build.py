@@ -29,7 +29,7 @@ YOUNG = "#if !defined(_MSC_VER) && __cplusplus < 202002L"
 NEWEST = "// MSVC keeps __cplusplus at 199711L\n#if (!defined(_MSVC_LANG) && __cplusplus < 202002L)"
 
 
-def test_the_string_abi_is_torchs_own() -> None:
+def test_the_string_abi_is_that_of_torch() -> None:
     assert torch_facts.cxx11_abi() == torch._C._GLIBCXX_USE_CXX11_ABI
 
 
@@ -37,16 +37,16 @@ def test_the_version_is_read_without_importing_torch() -> None:
     assert torch_facts.torch_version() == torch.__version__
 
 
-@pytest.mark.parametrize("wanted", ["", "native"])
-def test_the_choice_of_former_releases_is_accepted(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setenv(installation.CHOICE, wanted)
+@pytest.mark.parametrize("choice", ["", "native"])
+def test_the_choice_of_former_releases_is_accepted(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    monkeypatch.setenv(installation.CHOICE, choice)
     installation.check_choice()
 
 
-@pytest.mark.parametrize("wanted", ["python", "rust"])
-def test_another_device_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setenv(installation.CHOICE, wanted)
-    with pytest.raises(BadInput, match=wanted) as caught:
+@pytest.mark.parametrize("choice", ["python", "rust"])
+def test_another_device_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    monkeypatch.setenv(installation.CHOICE, choice)
+    with pytest.raises(BadInput, match=choice) as caught:
         installation.check_choice()
     assert "unset EDGE_OFFLOAD_DEVICE" in str(caught.value)
     assert "apt install g++" in str(caught.value)
@@ -87,11 +87,13 @@ def compiler(folder: pathlib.Path, script: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("text", "wanted"), [(OLD, "c++17"), (YOUNG, "c++20"), (NEWEST, "c++20"), ("", "c++17")])
-def test_torch_says_which_cxx_it_wants(headers: pathlib.Path, text: str, wanted: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "standard_of_text"), [(OLD, "c++17"), (YOUNG, "c++20"), (NEWEST, "c++20"), ("", "c++17")]
+)
+def test_torch_names_its_cxx_standard(headers: pathlib.Path, text: str, standard_of_text: str) -> None:
     (headers / "ATen" / "ATen.h").write_text(text)
-    assert torch_facts.standard(headers) == wanted
-    assert f"-std={wanted}" in torch_facts.compile_flags(headers)
+    assert torch_facts.standard(headers) == standard_of_text
+    assert f"-std={standard_of_text}" in torch_facts.compile_flags(headers)
 
 
 @pytest.mark.process
@@ -164,18 +166,18 @@ def test_doctor_that_is_to_build_fails_when_it_cannot(
 
 
 @pytest.mark.process
-def test_a_build_is_told_at_once_and_what_was_built_before_is_not(tmp_path: pathlib.Path) -> None:
+def test_a_build_is_announced_at_once_and_a_cached_one_is_not(tmp_path: pathlib.Path) -> None:
     made = """while [ $# -gt 0 ]; do [ "$1" != -o ] || echo made > "$2"; shift; done"""
     environment = {**os.environ, "CXX": compiler(tmp_path, made), "EDGE_OFFLOAD_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "edge_offload.native", "runner"]
     first, second = (
         subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(2)
     )
-    told = first.stderr.splitlines()
-    assert len(told) == 2
-    assert "once" in told[0]
-    assert first.stdout.strip() in told[0]  # where it is kept
-    assert "built in" in told[1]
+    notices = first.stderr.splitlines()
+    assert len(notices) == 2
+    assert "once" in notices[0]
+    assert first.stdout.strip() in notices[0]  # where it is kept
+    assert "built in" in notices[1]
     assert second.stderr == ""
     assert second.stdout == first.stdout
 
@@ -210,7 +212,7 @@ def test_without_a_compiler_the_catkin_build_gets_one_line_of_warning(
     assert "virtual GPU" in done.stderr
 
 
-def test_a_library_is_built_again_when_a_header_that_its_headers_include_changes(
+def test_a_library_is_rebuilt_when_a_header_that_its_headers_include_changes(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("a.cpp", '#include "b.h"\n'), ("b.h", '#include "c.h"\n'), ("c.h", ""), ("d.h", "")):

@@ -46,21 +46,21 @@ def include(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("no C++ compiler")
     version, wheel_for = request.param, [*WHEEL, "--python-version", "3.13" if request.param == "newest" else "3.11"]
     if version == "newest":
-        found = re.match(r"torch \(([^)]+)\)", pip("index", "versions", "torch", *wheel_for))
-        assert found is not None
-        version = found.group(1)
-    kept = CACHE / f"torch-{version}"
-    if not kept.exists():
+        match = re.match(r"torch \(([^)]+)\)", pip("index", "versions", "torch", *wheel_for))
+        assert match is not None
+        version = match.group(1)
+    retained = CACHE / f"torch-{version}"
+    if not retained.exists():
         folder = tmp_path_factory.mktemp("wheel")
         pip("download", "--no-deps", "--no-cache-dir", *wheel_for, "-d", str(folder), f"torch=={version}")
         (wheel,) = folder.glob("*.whl")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}")
+        retained.parent.mkdir(parents=True, exist_ok=True)
+        partial = retained.with_suffix(f".{os.getpid()}")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(partial, [name for name in archive.namelist() if name.startswith("torch/include/")])
         wheel.unlink()
-        partial.rename(kept)
-    return kept / "torch" / "include"
+        partial.rename(retained)
+    return retained / "torch" / "include"
 
 
 def compile_all(commands: Dict[pathlib.Path, List[str]], folder: pathlib.Path, headers: Iterable[pathlib.Path]) -> None:
@@ -75,8 +75,8 @@ def compile_all(commands: Dict[pathlib.Path, List[str]], folder: pathlib.Path, h
         return
 
     def compile_one(source: pathlib.Path) -> str:
-        whole = [*commands[source], "-fsyntax-only", str(source)]
-        done = subprocess.run(whole, capture_output=True, text=True, timeout=280, check=False)
+        complete = [*commands[source], "-fsyntax-only", str(source)]
+        done = subprocess.run(complete, capture_output=True, text=True, timeout=280, check=False)
         return done.stderr if done.returncode else ""
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

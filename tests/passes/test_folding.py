@@ -44,19 +44,19 @@ def segments(draw: Any) -> Tuple[Any, List[Tuple[int, ...]]]:
 
 def play(segment: Any, made: List[Tuple[int, ...]], upload: str, skipped: Set[int], given: Dict[int, str]) -> List[str]:
     """What is read, with contents as words; ``skipped`` calls are not made, ``given`` contents are there instead."""
-    held = {0: "w0", 1: "w1", **given}
+    contents = {0: "w0", 1: "w1", **given}
     read = []
     for index, (entry, used, _) in enumerate(segment.calls):
         if index in skipped:
             continue
         if entry.name == DOWNLOAD:
-            read.append(held[used[0]])
+            read.append(contents[used[0]])
             continue
-        words = [upload] * (entry.name == TAKE) + [held[number] for number in used]
-        value = upload if entry.name == UPLOAD else f"{entry.name}{index}({','.join(words)})"
+        operands = [upload] * (entry.name == TAKE) + [contents[number] for number in used]
+        value = upload if entry.name == UPLOAD else f"{entry.name}{index}({','.join(operands)})"
         for number in (*made[index], *(used[position] for position in entry.written)):
-            held[number] = value
-    return read + [held[number] for number in sorted(held) if number not in given and number >= 2]
+            contents[number] = value
+    return read + [contents[number] for number in sorted(contents) if number not in given and number >= 2]
 
 
 @settings(max_examples=600, deadline=None)
@@ -64,18 +64,18 @@ def play(segment: Any, made: List[Tuple[int, ...]], upload: str, skipped: Set[in
 def test_what_is_folded_need_not_be_computed(case: Tuple[Any, List[Tuple[int, ...]]]) -> None:
     segment, made = case
     folded = fold_constants(segment, made, LIVE)
-    held = {0: "w0", 1: "w1"}
+    contents = {0: "w0", 1: "w1"}
     for index, (entry, used, _) in enumerate(segment.calls):  # as they are at the end, for one upload
         if entry.name != DOWNLOAD:
-            words = ["up"] * (entry.name == TAKE) + [held[number] for number in used]
-            value = "up" if entry.name == UPLOAD else f"{entry.name}{index}({','.join(words)})"
+            operands = ["up"] * (entry.name == TAKE) + [contents[number] for number in used]
+            value = "up" if entry.name == UPLOAD else f"{entry.name}{index}({','.join(operands)})"
             for number in (*made[index], *(used[position] for position in entry.written)):
-                held[number] = value
-    whole = {number: held[number] for number in folded.storages}
+                contents[number] = value
+    folded_contents = {number: contents[number] for number in folded.storages}
     for upload in ("up", "other"):  # and they serve any upload
         everything = play(segment, made, upload, set(), {})
         reads = sum(entry.name == DOWNLOAD for entry, _, _ in segment.calls)
-        assert play(segment, made, upload, folded.calls, whole)[:reads] == everything[:reads]
+        assert play(segment, made, upload, folded.calls, folded_contents)[:reads] == everything[:reads]
 
 
 def test_a_grid_is_folded_and_a_picture_is_not() -> None:

@@ -43,22 +43,22 @@ def viewed(tensor: torch.Tensor, kind: str, draw) -> torch.Tensor:
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_a_chain_of_views_is_found_again_or_refused(data) -> None:
+def test_a_chain_of_views_is_recovered_or_refused(data) -> None:
     draw = data.draw
     shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4))
     base = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     if len(shape) == 4 and draw(st.booleans()):
         base = base.contiguous(memory_format=torch.channels_last)
-    wanted = base
+    expected = base
     for kind in draw(st.lists(st.sampled_from(KINDS), max_size=4)):
-        wanted = viewed(wanted, kind, draw)
+        expected = viewed(expected, kind, draw)
     try:
-        found = view_as(base, layout_of(base), layout_of(wanted))
+        recovered = view_as(base, layout_of(base), layout_of(expected))
     except Unsupported:
         return
-    assert found.shape == wanted.shape
-    assert torch.equal(found, wanted)
-    assert found.untyped_storage()._cdata == base.untyped_storage()._cdata, "a view, not a copy"
+    assert recovered.shape == expected.shape
+    assert torch.equal(recovered, expected)
+    assert recovered.untyped_storage()._cdata == base.untyped_storage()._cdata, "a view, not a copy"
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_what_lies_over_itself_or_is_of_another_kind_is_refused() -> None:
         view_as(base, layout_of(base), layout_of(base.view(torch.int32)))
 
 
-def test_memory_order_is_kept() -> None:
-    wanted = torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+def test_memory_order_is_preserved() -> None:
+    expected = torch.empty(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     given_ = torch.rand(2, 3, 4, 5)
-    assert is_dense(layout_of(wanted))
-    assert laid_out(given_, layout_of(wanted)).stride() == wanted.stride()
-    assert torch.equal(laid_out(given_, layout_of(wanted)), given_)
+    assert is_dense(layout_of(expected))
+    assert laid_out(given_, layout_of(expected)).stride() == expected.stride()
+    assert torch.equal(laid_out(given_, layout_of(expected)), given_)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_part_of_an_axis_that_is_divided_is_found(channels_last) -> None:
+def test_a_part_of_a_divided_axis_is_recovered(channels_last) -> None:
     """As key points lie among a detector's channels: (x, y) pairs behind the box."""
     base = torch.arange(3.0 * 57 * 4 * 5).reshape(3, 57, 4, 5)
     base = base.contiguous(memory_format=torch.channels_last) if channels_last else base
-    for wanted in (base[:, 5:39].unflatten(1, (17, 2)), base.permute(0, 2, 3, 1)[..., 6:57].unflatten(3, (17, 3))):
-        assert torch.equal(view_as(base, layout_of(base), layout_of(wanted)), wanted)
+    for expected in (base[:, 5:39].unflatten(1, (17, 2)), base.permute(0, 2, 3, 1)[..., 6:57].unflatten(3, (17, 3))):
+        assert torch.equal(view_as(base, layout_of(base), layout_of(expected)), expected)
     beyond = layout_of(torch.zeros(3, 57, 4, 5))._replace(
         sizes=(3, 4, 5, 18, 3), strides=(1140, 5, 1, 60, 20), offset=600
     )
@@ -114,7 +114,7 @@ def test_a_part_of_an_axis_that_is_divided_is_found(channels_last) -> None:
         view_as(torch.zeros(3, 57, 4, 5), layout_of(torch.zeros(3, 57, 4, 5)), beyond)
 
 
-def test_nothing_is_found_in_what_is_empty() -> None:
+def test_empty_tensors_have_no_views() -> None:
     base = torch.zeros(0, 57)
     assert view_as(base, layout_of(base), layout_of(base.reshape(3, 0))).shape == (3, 0)
     with pytest.raises(Unsupported, match="beyond the end"):

@@ -69,14 +69,14 @@ class Room:
 
     def depth(self) -> np.ndarray:
         """The depth image around the object, float32 [h, w] m, with noise and holes."""
-        left, top, right, bottom = np.clip(self.box + np.array([-9, -9, 9, 9]), 0, [WIDTH, HEIGHT] * 2).astype(int)
-        across, down = np.meshgrid(np.arange(left, right), np.arange(top, bottom))
+        x0, top, right, bottom = np.clip(self.box + np.array([-9, -9, 9, 9]), 0, [WIDTH, HEIGHT] * 2).astype(int)
+        across, down = np.meshgrid(np.arange(x0, right), np.arange(top, bottom))
         rays = self.camera.pixel_rays(np.stack([across.ravel(), down.ravel()], axis=1))
         depth = cast(self.solids, self.pose.translation, rays @ self.pose.rotation.T)
         depth += self.random.normal(0, 1, len(depth)) * (0.002 + 0.0015 * depth**2)
         depth[self.random.random(len(depth)) < 0.3] = np.nan
         image = np.full((HEIGHT, WIDTH), np.nan, np.float32)
-        image[top:bottom, left:right] = depth.reshape(across.shape)
+        image[top:bottom, x0:right] = depth.reshape(across.shape)
         return image
 
     def sweep(self) -> np.ndarray:
@@ -87,8 +87,8 @@ class Room:
         rotation = self.pose.rotation @ self.lidar.rotation
         origin = self.pose.map_points(self.lidar.translation)
         ranges = cast(self.solids, origin, beams @ rotation.T) + self.random.normal(0, 0.02, len(beams))
-        kept = np.isfinite(ranges) & (ranges < 60) & (self.random.random(len(beams)) > 0.1)
-        return (beams[kept] * ranges[kept, None]).astype(np.float32)
+        returned = np.isfinite(ranges) & (ranges < 60) & (self.random.random(len(beams)) > 0.1)
+        return (beams[returned] * ranges[returned, None]).astype(np.float32)
 
     def cloud(self) -> np.ndarray:
         """The sweep in the camera's frame."""

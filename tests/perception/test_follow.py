@@ -28,15 +28,15 @@ def person(
     )  # fmt: skip
 
 
-def test_each_rule_picks_whom_it_says() -> None:
+def test_each_rule_selects_its_target() -> None:
     crowd = [person(1, 100, 9.0, 8.0), person(2, 150, 1.0, 6.0), person(3, 120, 2.0, 4.0), person(4, 90, 20.0)]
     for rule, chosen in (("largest", 2), ("nearest", 3), ("longest", 4)):
-        found = TargetSelector(rule).select(crowd, 0.0)
-        assert found is not None
-        assert found.id == chosen
-    wanted = TargetSelector("id", 1).select(crowd, 0.0)
-    assert wanted is not None
-    assert wanted.id == 1
+        selected = TargetSelector(rule).select(crowd, 0.0)
+        assert selected is not None
+        assert selected.id == chosen
+    expected = TargetSelector("id", 1).select(crowd, 0.0)
+    assert expected is not None
+    assert expected.id == 1
     assert TargetSelector("id", 77).select(crowd, 0.0) is None
     tallest = TargetSelector("nearest").select([person(1, 100), person(2, 150)], 0.0)
     assert tallest is not None
@@ -47,14 +47,14 @@ def test_the_target_changes_only_for_one_who_is_clearly_better_for_a_while() -> 
     selector = TargetSelector("largest", advantage=1.3, dwell_s=0.5)
     selector.select([person(1, 100), person(2, 90)], 0.0)
     for frame in range(1, 20):  # flicker about equal sizes
-        found = selector.select([person(1, 100), person(2, 103 + frame % 3)], frame * 0.1)
-        assert found is not None
-        assert found.id == 1
+        selected = selector.select([person(1, 100), person(2, 103 + frame % 3)], frame * 0.1)
+        assert selected is not None
+        assert selected.id == 1
     chosen = []
     for frame in range(20, 30):
-        found = selector.select([person(1, 100), person(2, 150)], frame * 0.1)
-        assert found is not None
-        chosen.append(found.id)
+        selected = selector.select([person(1, 100), person(2, 150)], frame * 0.1)
+        assert selected is not None
+        chosen.append(selected.id)
     assert chosen == [1] * 5 + [2] * 5
 
 
@@ -71,17 +71,17 @@ def test_a_hidden_target_is_waited_for_then_replaced() -> None:
     assert other.id == 2
 
 
-def test_nobody_chooses_a_guess() -> None:
+def test_a_guess_is_never_selected() -> None:
     assert TargetSelector().select([person(1, coasting=True)], 0.0) is None
     assert TargetSelector().select([], 0.0) is None
 
 
-def test_a_loop_of_the_recording_chooses_anew() -> None:
+def test_a_loop_of_the_recording_restarts_the_selection() -> None:
     selector = TargetSelector(hold_s=5.0)
     selector.select([person(1)], 100.0)
-    found = selector.select([person(2)], 50.0)
-    assert found is not None
-    assert found.id == 2
+    selected = selector.select([person(2)], 50.0)
+    assert selected is not None
+    assert selected.id == 2
 
 
 def test_selector_misuse_is_refused() -> None:
@@ -111,7 +111,7 @@ def drive(
     return commands
 
 
-def test_it_drives_to_its_distance_and_stands_there() -> None:
+def test_the_follower_drives_to_its_distance_and_stops() -> None:
     clock = Clock()
     follower = PersonFollower(clock=clock)
     x = 5.0
@@ -128,9 +128,9 @@ def test_it_drives_to_its_distance_and_stands_there() -> None:
 def test_it_turns_before_it_drives_and_never_backs_up() -> None:
     clock = Clock()
     follower = PersonFollower(clock=clock)
-    beside = drive(follower, clock, (0.0, 4.0), 1.0)
-    assert all(command.linear == 0 for command in beside)
-    assert beside[-1].angular == pytest.approx(1.2)
+    turning = drive(follower, clock, (0.0, 4.0), 1.0)
+    assert all(command.linear == 0 for command in turning)
+    assert turning[-1].angular == pytest.approx(1.2)
     assert drive(follower, clock, (-3.0, -0.5), 2.0)[-1].angular == pytest.approx(-1.2)
     assert all(command.linear >= 0 for command in drive(follower, clock, (0.5, 0.0), 1.0))
 
@@ -153,7 +153,7 @@ def test_it_stops_when_the_target_is_lost_and_when_results_stop() -> None:
     assert (silent.linear, silent.angular, silent.reason) == (0.0, 0.0, "results are stale")
 
 
-def test_old_frames_do_not_keep_it_going() -> None:
+def test_old_frames_stop_the_follower() -> None:
     clock = Clock()
     follower = PersonFollower(clock=clock)
     drive(follower, clock, (5.0, 0.0), 2.0)

@@ -42,14 +42,14 @@ def test_points_behind_the_camera_have_no_pixel() -> None:
 
 
 @given(st.floats(3, 20), st.floats(-1.5, 1.5), st.floats(0.05, 0.6))
-def test_a_foot_on_the_ground_is_found_where_it_stands(x: float, y: float, tilt: float) -> None:
+def test_a_foot_on_the_ground_is_located_where_it_stands(x: float, y: float, tilt: float) -> None:
     view, pose = camera(), looking_down(tilt=tilt)
     pixel = view.project(pose.inverse().map_points(np.array([[x, y, 0.0]])))[0]
     if not (0 <= pixel[0] < 640 and 0 <= pixel[1] < 479):
         return
-    found = view.on_ground(pixel, pose)
-    assert found is not None
-    assert found == pytest.approx([x, y, 0.0], abs=0.01 * x)
+    position = view.on_ground(pixel, pose)
+    assert position is not None
+    assert position == pytest.approx([x, y, 0.0], abs=0.01 * x)
 
 
 def test_no_ground_above_the_horizon_or_too_far_or_under_the_ground() -> None:
@@ -62,14 +62,14 @@ def test_no_ground_above_the_horizon_or_too_far_or_under_the_ground() -> None:
     assert view.on_ground((320, 300), under) is None
 
 
-def test_depth_that_is_not_what_it_says_is_refused() -> None:
+def test_depth_of_a_wrong_encoding_is_refused() -> None:
     with pytest.raises(BadInput, match="encoding"):
         depth_in_metres(np.zeros((480, 640), np.uint8), "8UC1")
     with pytest.raises(BadInput, match="is not 16UC1"):
         depth_in_metres(np.zeros((480, 640), np.float32), "16UC1")
 
 
-def test_transforms_go_there_and_back() -> None:
+def test_transforms_round_trip() -> None:
     transform = Transform.from_quaternion([1, 2, 3], [0.1, -0.2, 0.3, 0.9])
     points = np.random.default_rng(5).normal(size=(10, 3))
     assert transform.inverse().map_points(transform.map_points(points)) == pytest.approx(points)

@@ -23,7 +23,7 @@ def find(locator: Locator, box: np.ndarray, keypoints: object = None):
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
-def test_an_object_anywhere_is_found_on_its_surface_by_a_depth_image(seed: int) -> None:
+def test_an_object_anywhere_is_located_on_its_surface_by_a_depth_image(seed: int) -> None:
     room = make_room(seed)
     locator = Locator(room.camera, room.pose, "eye", "map", depth=room.depth())
     (position,) = locator.locate([room.box])
@@ -35,7 +35,7 @@ def test_an_object_anywhere_is_found_on_its_surface_by_a_depth_image(seed: int) 
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
-def test_an_object_anywhere_is_found_on_its_surface_by_a_lidar_anywhere(seed: int) -> None:
+def test_an_object_anywhere_is_located_on_its_surface_by_a_lidar_anywhere(seed: int) -> None:
     """Before a wall, behind a post, on a floor that the LiDAR sees as well."""
     room = make_room(seed)
     cloud = room.cloud()
@@ -52,7 +52,7 @@ def test_an_object_anywhere_is_found_on_its_surface_by_a_lidar_anywhere(seed: in
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1))
-def test_an_object_anywhere_is_found_where_it_stands_by_the_ground(seed: int) -> None:
+def test_an_object_anywhere_is_located_where_it_stands_by_the_ground(seed: int) -> None:
     room = make_room(seed)
     locator = Locator(room.camera, room.pose, "eye", "map")
     (position,) = locator.locate([room.box])
@@ -104,15 +104,15 @@ def test_the_most_trusted_source_that_has_a_position_gives_it(seed: int, sources
     assert guess.source == GROUND, "where the box is a prediction, what is seen there is something else"
 
 
-def test_many_objects_are_located_like_each_alone() -> None:
+def test_many_objects_are_located_like_single_ones() -> None:
     room = make_room(5)
     locator = Locator(room.camera, room.pose, depth=room.depth(), cloud=room.cloud())
     boxes = [room.box, room.box + 7, [300, 10, 310, 20], room.box - 5]
     together = locator.locate(boxes)
     for box, position in zip(boxes, together):
-        (alone,) = locator.locate([box])
-        assert (alone is None) == (position is None)
-        assert alone is None or (alone.xyz == position.xyz).all()
+        (single,) = locator.locate([box])
+        assert (single is None) == (position is None)
+        assert single is None or (single.xyz == position.xyz).all()
     assert locator.locate([]) == []
 
 
@@ -131,7 +131,7 @@ def test_a_surface_is_that_of_the_object_whatever_is_behind_and_little_of_what_i
         assert 0.01 < surface.error < 0.1
 
 
-def test_where_no_surface_is_dense_there_is_none() -> None:
+def test_sparse_points_give_no_surface() -> None:
     samples = np.random.default_rng(8).uniform(1, 60, 200)
     assert nearest_surface(samples, 0.4, 0.1, (0.03, 0.0)) is None
     assert nearest_surface(np.zeros(0), 1 / 3, 0.1, (0.03, 0.0)) is None
@@ -232,7 +232,7 @@ def test_depth_through_holes_and_a_lamp_post(encoding: str) -> None:
     assert 0 < position.covariance[2, 2] < 0.1
 
 
-def test_without_usable_depth_the_ground_takes_over() -> None:
+def test_without_usable_depth_the_ground_is_used() -> None:
     view, pose = camera(distortion=[]), looking_down()
     box = person_at(view, pose, 8.0, 0.5)
     for nothing in (np.nan, 0.0, -1.0, np.inf, 500.0):

@@ -32,7 +32,7 @@ def changed(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray((a != b).any(axis=2))
 
 
-def test_the_image_given_is_left_alone() -> None:
+def test_the_input_image_is_not_changed() -> None:
     image = grey()
     drawn = draw_people(image, [person(1, box_at(300, 300))], Status(Mode.LOCAL, "movenet"))
     assert (image == 90).all()
@@ -40,7 +40,7 @@ def test_the_image_given_is_left_alone() -> None:
     assert drawn.dtype == np.uint8
 
 
-def test_a_person_is_drawn_in_their_own_colour_where_they_are() -> None:
+def test_a_person_is_drawn_in_their_colour_at_their_place() -> None:
     box = box_at(300, 300, 60, 150)
     drawn = draw_people(grey(), [person(5, box)])
     y, x = np.nonzero((np.abs(drawn.astype(int) - colour_of(5)) < 60).all(axis=2))
@@ -58,7 +58,7 @@ def test_colours_are_stable_and_neighbours_differ() -> None:
     assert distances.min() > 40
 
 
-def test_target_guess_and_plain_person_look_different() -> None:
+def test_target_guess_and_plain_person_are_drawn_differently() -> None:
     box = box_at(300, 300, 60, 150)
     plain = draw_people(grey(), [person(5, box)])
     target = draw_people(grey(), [person(5, box)], target_id=5)
@@ -67,7 +67,7 @@ def test_target_guess_and_plain_person_look_different() -> None:
     assert changed(plain, guess).sum() > 300
 
 
-def test_the_bar_says_mode_and_figures_and_the_note() -> None:
+def test_the_bar_shows_mode_figures_and_the_note() -> None:
     def bar(**values: object) -> np.ndarray:
         settings: dict = {"mode": Mode.SERVER, "model": "movenet", "latency_s": 0.083, "bytes_up": 1000}
         settings.update(values)
@@ -120,7 +120,7 @@ def test_what_is_no_image_is_refused() -> None:
             draw_people(wrong, [])
 
 
-def test_png_is_written_whole_and_leaves_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_png_is_written_atomically(tmp_path: pathlib.Path) -> None:
     image = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
     path = write_png(tmp_path / "new" / "picture.png", image)
     assert np.array_equal(cv2.imread(str(path)), image)
@@ -143,8 +143,8 @@ def test_a_video_appears_when_complete_and_can_be_read(tmp_path: pathlib.Path, s
     capture = cv2.VideoCapture(str(writer.path))
     frames = []
     while True:
-        there, frame = capture.read()
-        if not there:
+        readable, frame = capture.read()
+        if not readable:
             break
         frames.append(frame)
     assert len(frames) == 12

@@ -57,7 +57,7 @@ def frame() -> np.ndarray:
     return np.zeros((480, 640, 3), np.uint8)
 
 
-def test_people_come_out_with_the_account_of_the_whole_frame() -> None:
+def test_people_are_returned_with_the_report_of_the_frame() -> None:
     clock = Clock()
     pipeline = PeoplePipeline(Estimator(clock), clock=clock)
     received, clock.now = clock.now, clock.now + 0.010
@@ -77,7 +77,7 @@ def test_people_come_out_with_the_account_of_the_whole_frame() -> None:
     assert result.host_s["prepare"] == pytest.approx(0.002)
 
 
-def test_untrained_weights_are_refused_and_when_allowed_find_nobody() -> None:
+def test_untrained_weights_are_refused_and_when_allowed_detect_no_people() -> None:
     clock = Clock()
     with pytest.raises(BadInput, match="no trained weights"):
         PeoplePipeline(Estimator(clock, trained=False))
@@ -88,7 +88,7 @@ def test_untrained_weights_are_refused_and_when_allowed_find_nobody() -> None:
     assert result.report.total_s > 0
 
 
-def test_positions_come_from_depth_but_not_for_guesses() -> None:
+def test_positions_are_from_depth_but_not_for_guesses() -> None:
     clock = Clock()
     view = PinholeCamera(640, 480, np.array([[600.0, 0, 320], [0, 600, 240], [0, 0, 1]]))
     estimator = Estimator(clock)

@@ -51,15 +51,15 @@ def test_of_carried_results_stamps_and_counts_are_compared_and_both_are_counted(
     for frame, origin in zip(actual["frames"], ("none", "carried")):
         frame.update(origin=origin, people=[])
     assert regression.find_differences(make(), actual) == []
-    words = "3 frames, 3 results (1 none, 1 carried: who was found is not compared), 3 inferences"
-    assert regression.describe_counts(actual) == words
+    line = "3 frames, 3 results (1 none, 1 carried: who was found is not compared), 3 inferences"
+    assert regression.describe_counts(actual) == line
     assert regression.describe_counts(make()) == "3 frames"
     actual["frames"][1]["results"] = 2
     drop_person({"frames": actual["frames"][1:]})
     assert len(regression.find_differences(make(), actual)) == 2
 
 
-def test_beside_carried_results_who_is_predicted_is_not_compared_and_whoever_is_seen_is():
+def test_alongside_carried_results_only_seen_people_are_compared():
     actual = make()
     actual["frames"][0].update(origin="carried", people=[])
     actual["frames"][1]["people"][0].update(box=[0.0, 0.0, 1.0, 1.0], predicted=True)
@@ -85,8 +85,8 @@ def test_of_scenes_voxels_are_compared_by_label():
     actual["frames"][1]["labels"] = [9002, 799, 200]  # 4 of 1001
     assert regression.find_differences(scenes(), actual) == []
     actual["frames"][1]["labels"] = [9000, 798, 205]
-    (told,) = regression.find_differences(scenes(), actual)
-    assert told == "frame 1 (stamp 1100000000 ns): 6 voxels have other labels, of 1001 that are full"
+    (difference,) = regression.find_differences(scenes(), actual)
+    assert difference == "frame 1 (stamp 1100000000 ns): 6 voxels have other labels, of 1001 that are full"
     actual["frames"][1]["labels"] = []
     assert "voxels of 0 labels" in regression.find_differences(scenes(), actual)[0]
     assert regression.describe_content(scenes()) == "3003 full voxels"
@@ -184,11 +184,11 @@ def test_missing_and_broken_files_name_the_cause(tmp_path):
 
 
 @pytest.mark.process
-def test_a_node_that_cannot_start_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_node_that_cannot_start_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
     roslaunch = tmp_path / "roslaunch"
-    said = r"progress movenet: 7 results in 3 s: local, 90 ms\n"
-    said += r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"
-    roslaunch.write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    text = r"progress movenet: 7 results in 3 s: local, 90 ms\n"
+    text += r"\033[31m[CRITICAL] [1]: cannot start: no weights; apt install npm\033[0m\ndone\n"
+    roslaunch.write_text(f"#!/bin/sh\nprintf '{text}'\n")
     roslaunch.chmod(0o755)
     bag = tmp_path / "walk.bag"
     bag.write_bytes(b"#ROSBAG V2.0\n")

@@ -42,11 +42,11 @@ def test_a_scan_of_any_number_of_fields_is_right_or_refused(
         with pytest.raises(BadInput, match="scan_fields:=x,y,z,intensity,ring"):
             read_scan(file)
     names = ["x", "y", "z", "intensity", "ring", *"abcdefg"][:fields]
-    told = read_scan(file, ",".join(names))
-    assert_array_equal(told[:, : min(fields, 4)], points[:, : min(fields, 4)])
+    points_read = read_scan(file, ",".join(names))
+    assert_array_equal(points_read[:, : min(fields, 4)], points[:, : min(fields, 4)])
 
 
-def test_fields_may_come_in_any_order(tmp_path: pathlib.Path) -> None:
+def test_fields_may_arrive_in_any_order(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "0.bin"
     points = sweep(50, 5)
     points[:, [3, 2, 4, 0, 1]].tofile(file)
@@ -64,7 +64,7 @@ def test_intensities_from_0_to_1_and_zero_are_those_of_kitti(tmp_path: pathlib.P
         assert_array_equal(read_scan(tmp_path / "0.bin"), points)
 
 
-def test_another_kind_of_file_is_refused_and_a_pcd_is_known_by_its_header(tmp_path: pathlib.Path) -> None:
+def test_another_kind_of_file_is_refused_and_a_pcd_is_identified_by_its_header(tmp_path: pathlib.Path) -> None:
     other = tmp_path / "cloud.ply"
     other.write_bytes(sweep(16, 4).tobytes())
     with pytest.raises(BadInput, match=r"cloud\.ply is no scan of a known kind"):

@@ -96,7 +96,7 @@ def test_mistakes_are_named(arguments: list, message: str, video: str, capsys: p
     assert message in capsys.readouterr().err
 
 
-def test_untrained_weights_are_refused_unless_asked_for(
+def test_untrained_weights_are_refused_unless_requested(
     video: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["track", video, "--model", MODEL, "--option", "trained=false"]
@@ -119,11 +119,11 @@ def test_ctrl_c_ends_it_with_the_summary_of_what_was_done(tmp_path: pathlib.Path
     summary = tmp_path / "run.json"
     slow = ["--slowdown", "400", "--out", str(tmp_path / "out.avi"), "--json", str(summary)]
     process = run_track(video, *slow, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    said = ""
-    while "frame 1 of 200: 1 people" not in said:
+    output = ""
+    while "frame 1 of 200: 1 people" not in output:
         line = process.stderr.readline()
-        assert line, said
-        said += line
+        assert line, output
+        output += line
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_it_with_the_summary_of_what_was_done(tmp_path: pathlib.Path
 
 
 @pytest.mark.process
-def test_progress_on_a_terminal_is_one_line_that_says_how_many_how_long_and_where(video: str) -> None:
+def test_progress_on_a_terminal_is_one_line_with_count_time_and_path(video: str) -> None:
     master, terminal = pty.openpty()
     process = run_track(video, stdout=subprocess.DEVNULL, stderr=terminal)
     shown = ""
@@ -147,13 +147,13 @@ def test_progress_on_a_terminal_is_one_line_that_says_how_many_how_long_and_wher
     assert " ms, local" in shown
 
 
-def test_a_video_that_cannot_be_written_is_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_video_that_cannot_be_written_is_reported_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["track", "nowhere.mp4", "--model", MODEL, "--out", "people.mkv"]) == 1
     assert capsys.readouterr().err == "edge-offload track: --out people.mkv; name a .mp4 or .avi\n"
 
 
 @pytest.mark.parametrize("option", ["--json", "--out", "--png"])
-def test_a_place_that_cannot_be_written_is_told_before_the_model_is_loaded(
+def test_a_place_that_cannot_be_written_is_reported_before_the_model_is_loaded(
     option: str, video: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["track", video, "--model", MODEL, option, "/dev/null/people.avi"]) == 1
@@ -167,9 +167,9 @@ def test_figures_are_printed_though_the_disk_is_full_at_the_end(
     """/dev/full takes what is written and loses it; the picture finds no room, either."""
     monkeypatch.setattr(video_module, "write_bytes", no_room)
     assert main(["track", video, "--model", MODEL, "--json", "/dev/full", "--png", str(tmp_path / "last.png")]) == 1
-    said = capsys.readouterr()
-    assert "1.0 a frame, 1 ids" in said.out
-    assert "No space left on device" in said.err.splitlines()[-1]
+    output = capsys.readouterr()
+    assert "1.0 a frame, 1 ids" in output.out
+    assert "No space left on device" in output.err.splitlines()[-1]
 
 
 def no_room(path: pathlib.Path, _: bytes) -> None:
@@ -177,7 +177,7 @@ def no_room(path: pathlib.Path, _: bytes) -> None:
 
 
 @pytest.mark.process
-def test_a_command_whose_output_goes_to_a_full_disk_says_so_in_one_line() -> None:
+def test_a_command_whose_output_goes_to_a_full_disk_reports_it_in_one_line() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         command = [sys.executable, "-m", "edge_offload.cli", "link", "list"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -28,10 +28,10 @@ def quality(scene: Scene, seconds: float, hidden: Callable[[int, float], bool], 
         now = frame * step
         truth = scene(now)
         seen = noisy({key: box for key, box in truth.items() if not hidden(key, now)}, random)
-        found = tracker.update(people(seen.values()), now)
+        tracked = tracker.update(people(seen.values()), now)
         score.add(
             {key: box for key, box in truth.items() if not hidden(key, now)},
-            {person.id: person.box for person in found if not person.coasting},
+            {person.id: person.box for person in tracked if not person.coasting},
         )
     return score.result()
 
@@ -40,7 +40,7 @@ def never(person: int, now: float) -> bool:
     return False
 
 
-def test_two_people_crossing_keep_their_ids() -> None:
+def test_two_people_crossing_preserve_their_ids() -> None:
     def scene(now: float) -> Dict[int, np.ndarray]:
         return {1: box_at(100 + 80 * now, 200), 2: box_at(500 - 80 * now, 210)}
 
@@ -81,12 +81,12 @@ def test_irregular_frames_are_nothing_special() -> None:
     tracker, now, ids = Tracker(), 0.0, set()
     for _ in range(60):
         now += float(random.choice([0.03, 0.1, 0.4]))
-        found = tracker.update(people([box_at(50 + 70 * now), box_at(900 - 40 * now, 300)]), now)
-        ids |= {person.id for person in found}
+        tracked = tracker.update(people([box_at(50 + 70 * now), box_at(900 - 40 * now, 300)]), now)
+        ids |= {person.id for person in tracked}
     assert ids == {1, 2}
 
 
-def test_whoever_is_gone_for_long_comes_back_as_somebody_else() -> None:
+def test_a_person_absent_for_long_returns_with_another_id() -> None:
     tracker = Tracker(TrackerConfig(max_lost_s=1.0, coast_s=0.5))
     assert [person.id for person in tracker.update(people([box_at(100)]), 0.0)] == [1]
     coasting = tracker.update(People.empty(), 0.4)
@@ -111,12 +111,12 @@ def test_a_newcomer_is_reported_after_n_detections_and_a_flicker_never() -> None
     assert len(tracker.update(people([box_at(100), box_at(400), box_at(700)]), 0.7)) == 2
 
 
-def test_weak_detections_keep_people_but_make_none() -> None:
+def test_weak_detections_extend_tracks_but_start_none() -> None:
     tracker = Tracker()
     tracker.update(people([box_at(100)]), 0.0)
     for frame in range(1, 30):
-        found = tracker.update(people([box_at(100 + frame), box_at(400)], [0.15, 0.15]), frame * 0.1)
-    assert [(person.id, person.coasting) for person in found] == [(1, False)]
+        tracked = tracker.update(people([box_at(100 + frame), box_at(400)], [0.15, 0.15]), frame * 0.1)
+    assert [(person.id, person.coasting) for person in tracked] == [(1, False)]
 
 
 def test_what_is_reported_is_what_was_detected() -> None:
@@ -147,16 +147,16 @@ def test_a_loop_of_the_recording_starts_afresh_and_no_id_comes_twice() -> None:
     for loop in range(3):
         ids = set()
         for frame in range(20):
-            found = tracker.update(people([box_at(100 + 5 * frame), box_at(400)]), 50.0 + frame * 0.1)
-            ids |= {person.id for person in found}
+            tracked = tracker.update(people([box_at(100 + 5 * frame), box_at(400)]), 50.0 + frame * 0.1)
+            ids |= {person.id for person in tracked}
         assert ids == {1 + 2 * loop, 2 + 2 * loop}
 
 
 def test_a_clock_set_back_a_little_costs_no_id() -> None:
     tracker = Tracker()
     for frame, stamp in enumerate([0.0, 0.1, 0.2, 0.15, 0.25, 0.25, 0.3]):
-        found = tracker.update(people([box_at(100 + frame)] if frame != 3 else []), stamp)
-        assert [(person.id, person.coasting) for person in found] == [(1, frame == 3)]
+        tracked = tracker.update(people([box_at(100 + frame)] if frame != 3 else []), stamp)
+        assert [(person.id, person.coasting) for person in tracked] == [(1, frame == 3)]
 
 
 def test_people_who_leave_the_image_do_not_coast_outside() -> None:
@@ -169,8 +169,8 @@ def test_people_who_leave_the_image_do_not_coast_outside() -> None:
 def test_one_person_detected_twice_is_one_person() -> None:
     tracker = Tracker()
     for frame in range(10):
-        found = tracker.update(people([box_at(100), box_at(102)], [0.9, 0.6]), frame * 0.1)
-        assert len(found) == 1
+        tracked = tracker.update(people([box_at(100), box_at(102)], [0.9, 0.6]), frame * 0.1)
+        assert len(tracked) == 1
 
 
 def test_nonsense_is_refused_or_ignored() -> None:
@@ -200,23 +200,23 @@ def test_whatever_comes_ids_are_unique_outputs_bounded_and_runs_repeat(frames: l
         tracker, now, results = Tracker(TrackerConfig(max_tracks=8)), 100.0, []
         for step, boxes in frames:
             now += step
-            found = people([[x, y, x + w, y + h] for x, y, w, h, _ in boxes], [box[4] for box in boxes])
-            results.append(tracker.update(found, now, (768, 576)))
+            detections = people([[x, y, x + w, y + h] for x, y, w, h, _ in boxes], [box[4] for box in boxes])
+            results.append(tracker.update(detections, now, (768, 576)))
         return results
 
     results = run()
-    for found, (_, boxes) in zip(results, frames):
-        ids = [person.id for person in found]
+    for tracked, (_, boxes) in zip(results, frames):
+        ids = [person.id for person in tracked]
         assert len(set(ids)) == len(ids)
-        assert len(found) <= 8
-        assert sum(not person.coasting for person in found) <= len(boxes)
-        for person in found:
+        assert len(tracked) <= 8
+        assert sum(not person.coasting for person in tracked) <= len(boxes)
+        for person in tracked:
             assert np.isfinite(person.box).all()
             assert np.isfinite(person.velocity).all()
             assert person.missed_s <= TrackerConfig().coast_s
-    again = run()
+    repeated = run()
     assert [[(p.id, p.box.tolist()) for p in frame] for frame in results] == [
-        [(p.id, p.box.tolist()) for p in frame] for frame in again
+        [(p.id, p.box.tolist()) for p in frame] for frame in repeated
     ]
 
 
@@ -236,7 +236,7 @@ def test_predicting_in_steps_is_predicting_at_once(steps: List[float]) -> None:
     assert stepwise.centre_spread == pytest.approx(once.centre_spread, rel=1e-6)
 
 
-def test_assignment_leaves_a_bad_pair_alone_rather_than_bend_a_good_one() -> None:
+def test_assignment_skips_a_bad_pair_rather_than_spoil_a_good_one() -> None:
     cost = np.array([[0.1, 0.8], [0.8, np.inf]])
     pairs, rows, columns = assign_pairs(cost, limit=0.9)
     assert pairs == [(0, 0)]
@@ -265,15 +265,15 @@ def test_quality_keeps_a_pair_that_still_overlaps() -> None:
     assert score.result()["switches"] == 0
 
 
-def test_poses_tell_apart_people_in_the_same_place() -> None:
+def test_poses_distinguish_people_in_the_same_place() -> None:
     def pair(swapped: bool) -> People:
         boxes = [box_at(200, 200, 60, 100), box_at(206, 200, 60, 100)]
-        found = people(boxes)
-        found.keypoints[0, :, 0] = 185 + 0.1 * found.keypoints[0, :, 0] - 20  # one leans to the left
-        found.keypoints[1, :, 0] = 215 + 0.1 * found.keypoints[1, :, 0] - 20
+        detections = people(boxes)
+        detections.keypoints[0, :, 0] = 185 + 0.1 * detections.keypoints[0, :, 0] - 20  # one leans to the left
+        detections.keypoints[1, :, 0] = 215 + 0.1 * detections.keypoints[1, :, 0] - 20
         if swapped:  # the boxes jump by less than the people differ
-            found.boxes[:] = found.boxes[::-1]
-        return found
+            detections.boxes[:] = detections.boxes[::-1]
+        return detections
 
     tracker = Tracker(TrackerConfig(duplicate_iou=0.99))
     first = {p.id: p.keypoints[0, 0] for p in tracker.update(pair(False), 0.0)}
@@ -287,15 +287,15 @@ def test_carried_boxes_are_where_people_are_looked_for_and_are_no_detections() -
     tracker = Tracker()
     for step in range(4):
         seen = tracker.update(people([box_at(100 + 40 * step), box_at(500 - 40 * step)]), 0.1 * step)
-    left, right = seen
-    back = [replace(left, box=box_at(150)), replace(right, box=box_at(450))]
-    found = tracker.update(people([box_at(452), box_at(152)]), 1.1, carried=back)
-    assert {p.id: int(p.box[0] + 20) for p in found} == {left.id: 152, right.id: 452}
-    gone = tracker.update(people([box_at(452)]), 1.2, carried=[replace(left, box=box_at(160)), *found[1:]])
-    assert gone[0].id == left.id
-    assert gone[0].coasting, "carried, but not seen"
-    assert gone[0].missed_s == pytest.approx(0.1)
-    assert gone[0].box[0] + 20 == pytest.approx(160, abs=15)
+    first, right = seen
+    back = [replace(first, box=box_at(150)), replace(right, box=box_at(450))]
+    tracked = tracker.update(people([box_at(452), box_at(152)]), 1.1, carried=back)
+    assert {p.id: int(p.box[0] + 20) for p in tracked} == {first.id: 152, right.id: 452}
+    carried_on = tracker.update(people([box_at(452)]), 1.2, carried=[replace(first, box=box_at(160)), *tracked[1:]])
+    assert carried_on[0].id == first.id
+    assert carried_on[0].coasting, "carried, but not seen"
+    assert carried_on[0].missed_s == pytest.approx(0.1)
+    assert carried_on[0].box[0] + 20 == pytest.approx(160, abs=15)
 
 
 def test_without_carried_boxes_nothing_is_different() -> None:
@@ -307,11 +307,11 @@ def test_without_carried_boxes_nothing_is_different() -> None:
             assert (a.box == b.box).all()
 
 
-def test_another_network_names_known_people_and_nobody_new() -> None:
-    known = Tracker().update(people([box_at(100, 200), box_at(300, 200)]), 0.0)
-    found = people([box_at(305, 200), box_at(600, 200)])
-    (person,) = match_people(found, known)
-    assert person.id == known[1].id
+def test_another_network_updates_existing_tracks_and_starts_none() -> None:
+    tracks = Tracker().update(people([box_at(100, 200), box_at(300, 200)]), 0.0)
+    detections = people([box_at(305, 200), box_at(600, 200)])
+    (person,) = match_people(detections, tracks)
+    assert person.id == tracks[1].id
     assert person.box.tolist() == pytest.approx(box_at(305, 200).tolist())
-    assert (person.coasting, person.velocity.tolist()) == (False, known[1].velocity.tolist())
-    assert match_people(found, []) == match_people(People.empty(), known) == []
+    assert (person.coasting, person.velocity.tolist()) == (False, tracks[1].velocity.tolist())
+    assert match_people(detections, []) == match_people(People.empty(), tracks) == []

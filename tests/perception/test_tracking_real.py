@@ -35,13 +35,13 @@ def tracked() -> Dict[int, List[TrackedPerson]]:
     for number, count in enumerate(stored["count"]):
         part = slice(end, end + int(count))
         end += int(count)
-        found = People(stored["boxes"][part] / 4, stored["scores"][part] / 200, keypoints[part])
+        detections = People(stored["boxes"][part] / 4, stored["scores"][part] / 200, keypoints[part])
         frame = int(stored["first"]) + number
-        frames[frame] = tracker.update(found, frame / 10, (768, 576))
+        frames[frame] = tracker.update(detections, frame / 10, (768, 576))
     return frames
 
 
-def test_people_who_cross_keep_their_ids() -> None:
+def test_people_who_cross_preserve_their_ids() -> None:
     frames = tracked()
     ids: Dict[str, set] = {name: set() for name in WHERE}
     for name, places in WHERE.items():
@@ -50,7 +50,7 @@ def test_people_who_cross_keep_their_ids() -> None:
             nearest = min(seen, key=lambda person: np.hypot(*((person.box[:2] + person.box[2:]) / 2 - place)))
             assert np.hypot(*((nearest.box[:2] + nearest.box[2:]) / 2 - place)) < 12, (name, frame)
             ids[name].add(nearest.id)
-    assert all(len(found) == 1 for found in ids.values()), ids
+    assert all(len(ids_of_person) == 1 for ids_of_person in ids.values()), ids
     assert len(set.union(*ids.values())) == len(WHERE), ids
 
 

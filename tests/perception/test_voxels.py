@@ -42,9 +42,9 @@ def test_a_voxel_spans_from_its_lower_faces_to_below_its_upper_ones():
 
 
 @pytest.mark.process
-def test_centres_lie_in_their_own_voxels():
-    found = np.argwhere(np.ones(SMALL.shape))
-    np.testing.assert_array_equal(SMALL.voxel_indices(SMALL.centres(found))[0], found)
+def test_centres_lie_in_their_voxels():
+    indices = np.argwhere(np.ones(SMALL.shape))
+    np.testing.assert_array_equal(SMALL.voxel_indices(SMALL.centres(indices))[0], indices)
     x, y, z = SMALL.axes()
     assert (x[0], y[0], z[0]) == pytest.approx((-0.875, 2.125, -0.375))
 

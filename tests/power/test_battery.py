@@ -50,9 +50,9 @@ NAN = math.nan
         ((0.5, -2.0, 5.0, NAN, 10.0), 0.5, 25.0),
     ],
 )
-def test_what_is_left_is_read_from_whatever_the_battery_tells(fields, share, watt_hours):
-    found = Battery.of(*fields)
-    assert (found.share, found.watt_hours) == (
+def test_remaining_charge_is_read_from_any_field_of_the_battery(fields, share, watt_hours):
+    battery = Battery.of(*fields)
+    assert (battery.share, battery.watt_hours) == (
         pytest.approx(share, nan_ok=True),
         pytest.approx(watt_hours, nan_ok=True),
     )
@@ -67,7 +67,7 @@ def test_a_driver_that_has_written_per_cent_goes_on_to_write_per_cent():
     assert seen == pytest.approx([1.0, NAN, 0.9], nan_ok=True)
 
 
-def test_hours_are_those_of_the_mean_power_of_a_mode_and_unknown_ones_are_left_out():
+def test_hours_follow_from_the_mean_power_of_a_mode_and_unknown_ones_are_omitted():
     made = {
         Mode.LOCAL: Forecast(Mode.LOCAL, 0.4, 0.01, 5.0),
         Mode.REPLAY: Forecast(Mode.REPLAY, 0.1, 0.01, 0.5),

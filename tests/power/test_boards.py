@@ -169,7 +169,7 @@ def sysfs_of(root: pathlib.Path, board: Example) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_line_of_a_boards_tegrastats_gives_what_it_draws_or_says_why_not(name: str) -> None:
+def test_a_line_of_a_boards_tegrastats_gives_its_power_or_the_reason(name: str) -> None:
     board = EXAMPLES[name]
     rails = parse_line(board.line)
     # carriers' monitors are in sysfs alone
@@ -183,7 +183,7 @@ def test_a_line_of_a_boards_tegrastats_gives_what_it_draws_or_says_why_not(name:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_boards_monitors_in_sysfs_give_what_it_draws_or_say_why_not(tmp_path: pathlib.Path, name: str) -> None:
+def test_a_boards_monitors_in_sysfs_give_its_power_or_the_reason(tmp_path: pathlib.Path, name: str) -> None:
     board = EXAMPLES[name]
     sysfs_of(tmp_path, board)
     if board.watts is not None:
@@ -198,13 +198,13 @@ def test_every_board_of_the_table_has_an_example() -> None:
 
 
 @pytest.mark.process
-def test_a_board_without_a_monitor_is_unknown_and_says_so(tmp_path: pathlib.Path) -> None:
+def test_a_board_without_a_monitor_is_reported_as_unknown(tmp_path: pathlib.Path) -> None:
     """The developer kit of the Jetson Nano with 2 GB has none."""
     line = f"RAM 1403/1979MB (lfb 2x4MB) SWAP 0/989MB (cached 0MB) {CPU} EMC_FREQ 1%@1600 GR3D_FREQ 0%@76 PLL@25.5C"
     assert parse_line(line) == {}
-    found = detect(root=tmp_path, nvml=fake_nvml([None]), tegrastats=str(tmp_path / "none"))
-    assert found.sources == []
-    assert "no INA3221" in found.absent["ina3221"]
+    detected = detect(root=tmp_path, nvml=fake_nvml([None]), tegrastats=str(tmp_path / "none"))
+    assert detected.sources == []
+    assert "no INA3221" in detected.absent["ina3221"]
 
 
 def test_an_ina238_without_labels_is_the_input_of_a_thor(tmp_path: pathlib.Path) -> None:
@@ -233,27 +233,27 @@ def test_tegrastats_names_the_rails_that_it_adds_up(tmp_path: pathlib.Path, name
 
 
 @pytest.mark.process
-def test_parts_of_a_board_are_not_told_as_the_whole_whichever_way_they_are_read(tmp_path: pathlib.Path) -> None:
+def test_parts_of_a_board_are_never_reported_as_the_total(tmp_path: pathlib.Path) -> None:
     board = EXAMPLES["Jetson AGX Thor without its INA238"]
     sysfs_of(tmp_path, board)
     script = tegrastats_script(tmp_path / "tegrastats", f"echo '{board.line}'; sleep 1\n")
-    found = detect(root=tmp_path, nvml=fake_nvml([5000]), tegrastats=script)
-    assert found.sources == []
-    assert "there is no VIN" in found.parts
+    detected = detect(root=tmp_path, nvml=fake_nvml([5000]), tegrastats=script)
+    assert detected.sources == []
+    assert "there is no VIN" in detected.parts
     for name in ("ina3221", "tegrastats"):
-        assert "a Jetson AGX Thor draws VIN, and there is no VIN" in found.absent[name]
-    assert "a part of what the board draws" in found.absent["nvml"]
+        assert "a Jetson AGX Thor draws VIN, and there is no VIN" in detected.absent[name]
+    assert "a part of what the board draws" in detected.absent["nvml"]
     with pytest.raises(BadInput, match="there is no VIN"):
         detect("tegrastats", root=tmp_path, tegrastats=script)
 
 
 @given(st.sampled_from(BOARDS), st.data())
 def test_rails_without_one_of_a_total_are_no_total(board, data) -> None:  # type: ignore[no-untyped-def]
-    left = data.draw(st.sampled_from(board.total))
+    missing = data.draw(st.sampled_from(board.total))
     extra = data.draw(st.sets(st.sampled_from(["VDD_CARRIER", "VDD_FAN", *board.parts])))
-    names = {*board.total, *extra} - {left}
+    names = {*board.total, *extra} - {missing}
     try:
-        assert left not in total_rails(names)
+        assert missing not in total_rails(names)
         raise AssertionError(f"{names} are told as a total")
     except BadInput:
         pass

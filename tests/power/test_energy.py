@@ -90,10 +90,10 @@ def test_energy_adds_up_over_adjacent_intervals_and_is_never_negative(cuts: List
     sources = [Wattmeter(clock, lambda t: powers[int(t) % 4]), Counter(clock, lambda t: powers[0] * t)]
     meter = metered(*sources, clock=clock)
     a, b, c = cuts
-    first, second, whole = (meter.energy_between(*pair).joules for pair in ((a, b), (b, c), (a, c)))
+    first, second, total = (meter.energy_between(*pair).joules for pair in ((a, b), (b, c), (a, c)))
     assert first >= 0
     assert second >= 0
-    assert first + second == pytest.approx(whole, rel=1e-9, abs=1e-6)
+    assert first + second == pytest.approx(total, rel=1e-9, abs=1e-6)
 
 
 def test_a_counter_is_exact_however_rarely_it_is_read() -> None:
@@ -110,7 +110,7 @@ def test_sources_add_up() -> None:
     assert meter.name == "wattmeter + counter"
 
 
-def test_an_interval_that_ends_now_takes_a_sample_first() -> None:
+def test_an_interval_that_ends_now_starts_with_a_new_sample() -> None:
     clock = Clock()
     meter = metered(Wattmeter(clock, lambda t: 10.0 if t <= 10 else 20.0), clock=clock)
     clock.now = 10.25
@@ -213,7 +213,7 @@ def test_what_overlaps_adds_what_it_adds_to_standby() -> None:
     assert StateModel(timeline).energy(0.0, 1.0) == pytest.approx(13.35 + 4.25 - 4.04)
 
 
-def test_a_state_held_twice_counts_once_and_an_open_one_counts_to_now() -> None:
+def test_a_state_entered_twice_counts_once_and_an_open_one_counts_to_now() -> None:
     clock = Clock()
     timeline = StateTimeline(clock)
     model = StateModel(timeline)
@@ -263,9 +263,9 @@ def test_a_report_becomes_states_of_the_right_length() -> None:
         },
     )  # fmt: skip
     timeline.add_report(report, start_s=5.0)
-    held = timeline.busy_seconds(5.0, 5.1)
-    assert held[COMPUTE] == pytest.approx(0.02)
-    assert held[COMMUNICATE] == pytest.approx(0.04)
+    busy_s = timeline.busy_seconds(5.0, 5.1)
+    assert busy_s[COMPUTE] == pytest.approx(0.02)
+    assert busy_s[COMMUNICATE] == pytest.approx(0.04)
     overlapped = InferenceReport(Mode.SPLIT, total_s=0.05, stages_s={"compute_robot": 0.04, "uplink": 0.04})
     timeline.add_report(overlapped, start_s=6.0)
     assert sum(timeline.busy_seconds(6.05, 7.0).values()) == 0.0, "nothing spills over the end of the inference"
@@ -323,10 +323,10 @@ def test_without_a_table_what_no_sensor_measures_is_unknown() -> None:
     assert measuring.energy_between(1.0, 2.0).source == "unknown", "nobody looked"
 
 
-def test_a_table_of_watts_is_told_as_a_whole_or_not_at_all() -> None:
-    whole = {"inference_watts": 30, "communication_watts": 9.0, "standby_watts": 8.0, "rate": 1.0}
-    assert powers_of(whole) == StatePowers(30.0, 9.0, 8.0)
-    assert powers_of({}) is powers_of(dict.fromkeys(whole, 0)) is None
-    for wrong in ({"standby_watts": 4.0}, {**whole, "inference_watts": "much"}, {**whole, "inference_watts": 1.0}):
+def test_a_table_of_watts_is_reported_completely_or_not_at_all() -> None:
+    total = {"inference_watts": 30, "communication_watts": 9.0, "standby_watts": 8.0, "rate": 1.0}
+    assert powers_of(total) == StatePowers(30.0, 9.0, 8.0)
+    assert powers_of({}) is powers_of(dict.fromkeys(total, 0)) is None
+    for wrong in ({"standby_watts": 4.0}, {**total, "inference_watts": "much"}, {**total, "inference_watts": 1.0}):
         with pytest.raises(BadInput, match="power model"):
             powers_of(wrong)

@@ -91,7 +91,7 @@ def test_ina3221_that_reads_nonsense_is_an_error_not_a_number(tmp_path: pathlib.
         Ina3221(tmp_path)
 
 
-def test_ina3221_names_the_rails_there_are(tmp_path: pathlib.Path) -> None:
+def test_ina3221_names_the_available_rails(tmp_path: pathlib.Path) -> None:
     hwmon_board(tmp_path, [("VDD_IN", 5000, 100)])
     with pytest.raises(BadInput, match="rails: VDD_IN"):
         Ina3221(tmp_path, rails=["VDD_GPU"])
@@ -132,7 +132,7 @@ def test_rapl_counts_exactly_through_wrap_arounds(
         assert zone.read_microjoules() == total
 
 
-def test_rapl_that_only_root_may_read_says_so(tmp_path: pathlib.Path) -> None:
+def test_unreadable_rapl_is_reported(tmp_path: pathlib.Path) -> None:
     zone = rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     (zone / "energy_uj").unlink()
     with pytest.raises(BadInput, match="run as root"):
@@ -239,40 +239,40 @@ def test_tegrastats_leaves_nothing_running(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.process
-def test_tegrastats_that_says_nothing_of_power_is_absent(tmp_path: pathlib.Path) -> None:
+def test_tegrastats_without_power_is_absent(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="no power rail"):
         Tegrastats(tegrastats_script(tmp_path / "tegrastats", "echo RAM 1/2MB\n"))
 
 
-def test_detect_prefers_the_whole_board_and_says_why_others_are_not_used(tmp_path: pathlib.Path) -> None:
+def test_detect_prefers_the_board_total_and_reports_why_others_are_not_used(tmp_path: pathlib.Path) -> None:
     hwmon_board(tmp_path, [("VDD_IN", 5000, 1000)])
     rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    found = detect(root=tmp_path, nvml=fake_nvml([1000]), tegrastats=str(tmp_path / "none"))
-    assert [source.name for source in found.sources] == ["ina3221 VDD_IN"]
-    assert set(found.absent) == {"tegrastats", "rapl", "nvml"}
-    assert "whole board" in found.absent["rapl"]
+    detected = detect(root=tmp_path, nvml=fake_nvml([1000]), tegrastats=str(tmp_path / "none"))
+    assert [source.name for source in detected.sources] == ["ina3221 VDD_IN"]
+    assert set(detected.absent) == {"tegrastats", "rapl", "nvml"}
+    assert "whole board" in detected.absent["rapl"]
 
 
 @pytest.mark.process
 def test_detect_adds_up_processor_and_gpu(tmp_path: pathlib.Path) -> None:
     rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
-    assert [source.name for source in found.sources] == ["rapl package-0", "nvml GPU-0"]
-    assert "Jetson" in found.absent["ina3221"]
+    detected = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
+    assert [source.name for source in detected.sources] == ["rapl package-0", "nvml GPU-0"]
+    assert "Jetson" in detected.absent["ina3221"]
 
 
 @pytest.mark.process
 def test_a_gpu_without_its_processor_is_no_total(tmp_path: pathlib.Path) -> None:
     """The counters of RAPL are root's; or there are none."""
-    found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
-    assert found.sources == []
-    assert "the GPU alone can be measured: no RAPL" in found.parts
+    detected = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
+    assert detected.sources == []
+    assert "the GPU alone can be measured: no RAPL" in detected.parts
     (rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0) / "energy_uj").unlink()
-    found = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
-    assert found.sources == []
-    assert "the GPU alone can be measured: RAPL cannot be read" in found.parts
-    assert "run as root" in found.parts
-    assert "choose the source nvml" in found.absent["nvml"]
+    detected = detect(root=tmp_path, nvml=fake_nvml([30_000]), tegrastats=str(tmp_path / "none"))
+    assert detected.sources == []
+    assert "the GPU alone can be measured: RAPL cannot be read" in detected.parts
+    assert "run as root" in detected.parts
+    assert "choose the source nvml" in detected.absent["nvml"]
     assert detect("nvml", root=tmp_path, nvml=fake_nvml([30_000])).sources[0].watts() == pytest.approx(30)
 
 
@@ -281,19 +281,19 @@ def test_a_processor_without_its_gpu_is_no_total(tmp_path: pathlib.Path) -> None
     rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
     assert [source.name for source in detect(root=tmp_path, nvml=fake_nvml([])).sources] == ["rapl package-0"]
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: GPU")
-    found = detect(root=tmp_path, nvml=fake_nvml([None]))
-    assert found.sources == []
-    assert "the processor alone can be measured: NVML: no board reports its power" in found.parts
+    detected = detect(root=tmp_path, nvml=fake_nvml([None]))
+    assert detected.sources == []
+    assert "the processor alone can be measured: NVML: no board reports its power" in detected.parts
 
 
 @pytest.mark.process
-def test_detect_on_a_bare_machine_finds_nothing_and_says_why(tmp_path: pathlib.Path) -> None:
-    found = detect(root=tmp_path, nvml=fake_nvml([]), tegrastats=str(tmp_path / "none"))
-    assert found.sources == []
-    assert all(found.absent[name] for name in ("ina3221", "tegrastats", "rapl", "nvml"))
+def test_detect_on_a_bare_machine_reports_why_no_source_is_available(tmp_path: pathlib.Path) -> None:
+    detected = detect(root=tmp_path, nvml=fake_nvml([]), tegrastats=str(tmp_path / "none"))
+    assert detected.sources == []
+    assert all(detected.absent[name] for name in ("ina3221", "tegrastats", "rapl", "nvml"))
 
 
-def test_a_source_asked_for_by_name_must_be_there(tmp_path: pathlib.Path) -> None:
+def test_a_source_requested_by_name_must_exist(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="RAPL"):
         detect("rapl", root=tmp_path)
     with pytest.raises(BadInput, match="use one of"):
@@ -307,7 +307,7 @@ def cooling_device(root: pathlib.Path, number: int, kind: str, state: object, mo
         write(directory / name, value)
 
 
-def test_an_emulated_board_tells_its_power_mode_its_fan_and_what_heat_slows(tmp_path: pathlib.Path) -> None:
+def test_an_emulated_board_reports_power_mode_fan_and_thermal_slowdown(tmp_path: pathlib.Path) -> None:
     zones = tmp_path / "sys/class/thermal"
     assert (board_values(tmp_path), throttling(zones)) == ({}, "")
     write(tmp_path / "var/lib/nvpmodel/status", "pmode:0002")

@@ -75,8 +75,8 @@ class Cutting(LinkRemote):
 
 
 early = []
-wanted = program("cpu")
-trace = Trace.constant(1e9)
+expected = program("cpu")
+trace = Trace.constant_trace(1e9)
 # the way down takes 10 ms: what is cut after sending is often executed and unanswered
 with Emulator("127.0.0.1:0", address, Link("cut", trace, trace, 0.0, 0.01)) as emulator:
     device = current_installation()
@@ -90,18 +90,18 @@ with Emulator("127.0.0.1:0", address, Link("cut", trace, trace, 0.0, 0.01)) as e
     device.reconnect(remote)
     for after in (False, True):
         Cutting.sent, Cutting.cut_at, Cutting.after = 0, -1, after
-        verdicts.append(program("cuda") == wanted)
+        verdicts.append(program("cuda") == expected)
         boundaries = Cutting.sent
         for boundary in range(1, boundaries + 1, step):
             Cutting.sent, Cutting.cut_at = 0, boundary
-            verdicts.append(program("cuda") == wanted)
+            verdicts.append(program("cuda") == expected)
             cuts += Cutting.sent >= boundary
     cuts_at_part, Cutting.cut_at = 0, -1
     for part in range(3 if mode is Mode.REPLAY else 0):
         Cutting.cut_at_part = remote.parts + 1 + part
-        verdicts.append(program("cuda") == wanted)
+        verdicts.append(program("cuda") == expected)
         cuts_at_part += remote.parts >= Cutting.cut_at_part
     resumed = remote.resumed
     remote.close()
-found = {"verdicts": verdicts, "cuts": cuts, "resumed": resumed, "boundaries": boundaries}
-print(json.dumps({**found, "cuts_at_part": cuts_at_part, "early": sum(early)}))
+outcome = {"verdicts": verdicts, "cuts": cuts, "resumed": resumed, "boundaries": boundaries}
+print(json.dumps({**outcome, "cuts_at_part": cuts_at_part, "early": sum(early)}))

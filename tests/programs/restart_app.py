@@ -20,8 +20,8 @@ network = nn.Sequential(
 network.train(which in ("statistics", "draws", "lost"))
 network[1].train(which == "statistics")
 network[6].train(which in ("draws", "lost"))
-here, there = copy.deepcopy(network), network.to("cuda")
-there.load_state_dict(here.state_dict())
+on_cpu, on_device = copy.deepcopy(network), network.to("cuda")
+on_device.load_state_dict(on_cpu.state_dict())
 torch.manual_seed(5)  # both draw the same from here on
 generator = torch.Generator().manual_seed(1)
 
@@ -32,12 +32,12 @@ def infer(turn):
         torch.manual_seed(turn)
         torch.cuda.manual_seed(turn)
         noise = torch.randn(10, device="cuda"), torch.randn(10)
-    y = there(x.to("cuda"))
+    y = on_device(x.to("cuda"))
     if which == "seeded":
         y = y + noise[0]
-    found = y.cpu()
-    wanted = here(x) + noise[1] if which == "seeded" else here(x)
-    return found, torch.equal(found, wanted)
+    output = y.cpu()
+    expected = on_cpu(x) + noise[1] if which == "seeded" else on_cpu(x)
+    return output, torch.equal(output, expected)
 
 
 turn = 0

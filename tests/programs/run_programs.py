@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import Any, Dict, List
 
-HERE = pathlib.Path(__file__).parent / "programs"
+FOLDER = pathlib.Path(__file__).parent / "programs"
 
 
 def counters() -> Dict[str, Any]:
@@ -24,7 +24,7 @@ def counters() -> Dict[str, Any]:
     return dataclasses.asdict(installed.recorder.counters) if installed is not None else {}
 
 
-def ask_of_shapes(asked: bool) -> None:
+def set_shapes_option(queried: bool) -> None:
     """Have the server say what all results look like, or have that worked out where it can be; nothing without it."""
     device = sys.modules.get("edge_offload.device.installation")
     installed = device.current_installation() if device is not None else None
@@ -32,7 +32,7 @@ def ask_of_shapes(asked: bool) -> None:
         return
     from edge_offload.device import shapes
 
-    os.environ["EDGE_OFFLOAD_EXEC_SHAPES"] = "ask" if asked else "known"
+    os.environ["EDGE_OFFLOAD_EXEC_SHAPES"] = "ask" if queried else "known"
     shapes.trust_shapes(installed.native, installed.remote)
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for argument in sys.argv[1:]:
         name, *arguments = argument.split(":")
-        ask_of_shapes(arguments[-1:] == ["asked"])
+        set_shapes_option(arguments[-1:] == ["asked"])
         output, error = Lines(), ""
         before = counters()
         sys.argv = [name, *arguments]
@@ -62,7 +62,7 @@ def main() -> None:
         gc.collect()
         try:
             with contextlib.redirect_stdout(output):
-                runpy.run_path(str(HERE / f"{name}.py"), run_name="__main__")
+                runpy.run_path(str(FOLDER / f"{name}.py"), run_name="__main__")
         except Exception:
             error = traceback.format_exc()
         after = counters()

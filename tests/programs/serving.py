@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any, List, Sequence
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 CLI = [sys.executable, "-m", "edge_offload.cli"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -31,7 +31,7 @@ class Serving:
         self.folder = folder
         self.keys = folder / "keys"
         self.blobs = folder / "blobs"
-        cli = [sys.executable, str(HERE / "launched_serve.py"), json.dumps(list(launcher))] if launcher else CLI
+        cli = [sys.executable, str(FOLDER / "launched_serve.py"), json.dumps(list(launcher))] if launcher else CLI
         command = [*before, *cli, "serve", "--bind", f"tcp://127.0.0.1:{port}", "--device", device, "--threads", "1"]
         command += ["--keys", str(self.keys), "--weights-cache", str(self.blobs), *options]
         self._log = (folder / "serve.log").open("a+")
@@ -72,9 +72,9 @@ def executors(pid: int) -> List[int]:
     import psutil
 
     server = psutil.Process(pid)
-    words = {child.pid: " ".join(child.cmdline()) for child in server.children(recursive=True)}
-    forking = {each for each, line in words.items() if "services.device.forking" in line}
+    command_lines = {child.pid: " ".join(child.cmdline()) for child in server.children(recursive=True)}
+    forking = {each for each, line in command_lines.items() if "services.device.forking" in line}
     return [
         child.pid for child in server.children(recursive=True)
-        if child.ppid() in forking or "execute.session.worker" in words.get(child.pid, "")
+        if child.ppid() in forking or "execute.session.worker" in command_lines.get(child.pid, "")
     ]  # fmt: skip

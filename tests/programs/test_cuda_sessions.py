@@ -16,9 +16,9 @@ import pytest
 from edge_offload.native import libraries
 from tests.programs.test_programs import PROGRAMS, run
 
-HERE = pathlib.Path(__file__).parent
-RUNNER = HERE / "run_programs.py"
-SESSIONS = [sys.executable, str(HERE / "virtual_gpu_sessions.py")]
+FOLDER = pathlib.Path(__file__).parent
+RUNNER = FOLDER / "run_programs.py"
+SESSIONS = [sys.executable, str(FOLDER / "virtual_gpu_sessions.py")]
 #: Of the device itself, without "memory": nothing bounds that of a virtual GPU, and a real one bounds its own.
 ABOUT = ["surface", "calls"]
 needs_compiler = pytest.mark.skipif(
@@ -131,7 +131,7 @@ def test_a_seed_and_a_state_decide_what_a_gpu_draws(tmp_path: pathlib.Path, mode
 
 
 @pytest.mark.parametrize("mode", ["lazy", "replay"])
-def test_norms_and_grid_samples_are_recorded_whole_for_a_gpu(tmp_path: pathlib.Path, mode: str) -> None:
+def test_norms_and_grid_samples_are_recorded_as_one_call_for_a_gpu(tmp_path: pathlib.Path, mode: str) -> None:
     result = run_text(tmp_path, NORMS, [*SESSIONS, mode])
     assert result["right"] == [True] * 8
     assert result["gradients"]

@@ -14,7 +14,7 @@ import pytest
 from edge_offload.cli import main
 from edge_offload.native import libraries
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 PROGRAMS = [
     "conv_net", "in_place_state", "branches", "suppression", "two_threads", "buffers", "saved", "random_loops:0:12",
     "names",
@@ -30,7 +30,7 @@ ENTRIES = [
     "add", "nn.functional.conv2d", "nn.functional.batch_norm", "nn.functional.dropout", "nonzero", "index_put", "cat",
     "linalg.svd", "resize_", "normal.in_place", "masked_select", "view_as_complex", "nn.functional.embedding_bag",
 ]  # fmt: skip
-OWN = """
+SEPARATE_DEVICE = """
 import json, os, pathlib, torch
 from edge_offload.device.installation import current_installation
 x = torch.arange(10.0, device="cuda")
@@ -125,22 +125,22 @@ def run(command: List[str]) -> str:
 
 
 def outputs(text: str) -> Dict[str, Any]:
-    found = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    assert not [record["error"] for record in found if record["error"]]
-    return {record["program"]: record["output"] for record in found}
+    records = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert not [record["error"] for record in records if record["error"]]
+    return {record["program"]: record["output"] for record in records}
 
 
 @pytest.fixture(scope="module")
 def on_the_cpu() -> Dict[str, Any]:
-    return outputs(run([sys.executable, str(HERE / "run_programs.py"), *PROGRAMS]))
+    return outputs(run([sys.executable, str(FOLDER / "run_programs.py"), *PROGRAMS]))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_programs_print_the_same_bits_as_on_the_cpu(on_the_cpu: Dict[str, Any], mode: str) -> None:
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", *MODES[mode], "--"]
-    found = outputs(run([*command, sys.executable, str(HERE / "run_programs.py"), *PROGRAMS, *ABOUT]))
-    assert {name: found.pop(name) for name in ABOUT} == {name: f"{name} ok\n" for name in ABOUT}
-    assert found == on_the_cpu
+    printed = outputs(run([*command, sys.executable, str(FOLDER / "run_programs.py"), *PROGRAMS, *ABOUT]))
+    assert {name: printed.pop(name) for name in ABOUT} == {name: f"{name} ok\n" for name in ABOUT}
+    assert printed == on_the_cpu
 
 
 def test_calls_of_several_threads_are_noted_one_after_the_other() -> None:
@@ -149,33 +149,44 @@ def test_calls_of_several_threads_are_noted_one_after_the_other() -> None:
     assert json.loads(run(command)) == [True] * 6
 
 
-def test_it_is_a_device_of_its_own_without_a_process_of_its_own() -> None:
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, "-c", OWN]
-    found = json.loads(run(command))
-    assert found["x"] == [0, 1, 12, 13, 14, 5, 6, 7, 8, 9]
-    assert found["out"] == [value + 1 for value in found["x"]]
-    mixed, quantised, second = found["errors"]
+def test_the_device_in_process_is_separate_and_needs_no_process() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "edge_offload.cli",
+        "exec",
+        "--mode",
+        "local",
+        "--",
+        sys.executable,
+        "-c",
+        SEPARATE_DEVICE,
+    ]
+    facts = json.loads(run(command))
+    assert facts["x"] == [0, 1, 12, 13, 14, 5, 6, 7, 8, 9]
+    assert facts["out"] == [value + 1 for value in facts["x"]]
+    mixed, quantised, second = facts["errors"]
     assert "two devices" in mixed
     assert "add" in mixed
     assert "quantize_per_tensor" in quantised
     assert "invalid device ordinal" in second
-    assert found["drawn"], "the same seed draws the same numbers"
-    assert found["host"], "the CPU's generator is left alone"
-    assert found["children"] == []
-    assert found["held"] == 80
+    assert facts["drawn"], "the same seed draws the same numbers"
+    assert facts["host"], "the CPU's generator is left alone"
+    assert facts["children"] == []
+    assert facts["held"] == 80
 
 
-def test_memory_of_the_device_is_used_again_and_given_back() -> None:
+def test_memory_of_the_device_is_reused_and_returned() -> None:
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, "-c", MEMORY]
-    found = json.loads(run(command))
-    assert found["intact"], "what one tensor leaves, another may have, and nobody else"
-    assert found["turned"]
-    assert found["stepped"] == [1, 0, 1, 0, 1, 0]
-    assert found["spread"] == [[0, 1, 2]] * 2
-    assert found["halves"] == [1, 1, 1]
-    assert found["grown"] == [0, 1, 2, 3]
-    assert found["held"] > 200  # of 256 MiB
-    assert found["after"] < 100
+    facts = json.loads(run(command))
+    assert facts["intact"], "what one tensor leaves, another may have, and nobody else"
+    assert facts["turned"]
+    assert facts["stepped"] == [1, 0, 1, 0, 1, 0]
+    assert facts["spread"] == [[0, 1, 2]] * 2
+    assert facts["halves"] == [1, 1, 1]
+    assert facts["grown"] == [0, 1, 2, 3]
+    assert facts["held"] > 200  # of 256 MiB
+    assert facts["after"] < 100
 
 
 def test_operators_give_the_same_bits(tmp_path: pathlib.Path) -> None:

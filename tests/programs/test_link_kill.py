@@ -16,7 +16,7 @@ import pytest
 
 from edge_offload.native import libraries
 from edge_offload_benchmarks.ports import lasting_port
-from tests.programs.serving import HERE, Serving, executors, run
+from tests.programs.serving import FOLDER, Serving, executors, run
 
 needs_compiler = pytest.mark.skipif(
     not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
@@ -41,16 +41,16 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     ],
 )
 def test_a_link_cut_at_any_message_changes_nothing(serving: Serving, mode: str, step: int) -> None:
-    app = [sys.executable, str(HERE / "link_kill_app.py"), serving.address, str(serving.keys), mode, str(step)]
+    app = [sys.executable, str(FOLDER / "link_kill_app.py"), serving.address, str(serving.keys), mode, str(step)]
     done = run([*serving.exec("--absent", "later"), *app])
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert all(found["verdicts"]), found
-    assert found["cuts"] >= 4
-    assert found["resumed"] >= found["cuts"]
+    outcome = json.loads(done.stdout)
+    assert all(outcome["verdicts"]), outcome
+    assert outcome["cuts"] >= 4
+    assert outcome["resumed"] >= outcome["cuts"]
     if mode == "replay":
-        assert found["cuts_at_part"] == 3
-        assert found["early"] > 0, "no output came before the answer was complete"
+        assert outcome["cuts_at_part"] == 3
+        assert outcome["early"] > 0, "no output came before the answer was complete"
 
 
 PROGRAM = """
@@ -82,7 +82,7 @@ def counted(out: str) -> None:
     assert numbers == list(range(1, len(numbers) + 1)), "an effect was lost, or happened twice"
 
 
-def test_the_death_of_the_server_is_an_error_that_says_so_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+def test_the_death_of_the_server_is_an_explicit_error_on_request(tmp_path: pathlib.Path) -> None:
     serving = Serving(tmp_path)
     program = started(serving, tmp_path / "mark", "--resume", "1", "--lost", "end")
     serving.kill()
@@ -95,7 +95,7 @@ def test_the_death_of_the_server_is_an_error_that_says_so_where_that_is_asked_fo
     serving.close()
 
 
-def asked(programs: Dict[str, Any]) -> None:
+def wait_requests(programs: Dict[str, Any]) -> None:
     """Each computes a few times more, and gives what the CPU gives."""
     for name, program in programs.items():
         program.stdin.write("\n")
@@ -111,34 +111,34 @@ def test_a_program_outlives_its_server_and_goes_back_to_the_next_one(tmp_path: p
     serving = Serving(tmp_path, port=lasting_port())
     programs = {}
     for name in ("seeded", "statistics", "draws", "lost"):
-        command = [*serving.exec("--resume", "1"), sys.executable, str(HERE / "restart_app.py"), name]
+        command = [*serving.exec("--resume", "1"), sys.executable, str(FOLDER / "restart_app.py"), name]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         programs[name] = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
     for program in programs.values():
         assert program.stdout.readline() == "ready\n", program.communicate()[1]
     lost = programs.pop("lost")
     serving.kill()
-    asked(programs)
+    wait_requests(programs)
     out, error = lost.communicate("\n", timeout=200)
     assert (out, lost.returncode) == ("", 1)
     assert "LinkLost: no connection to" in error
     assert "as far as it was computed there" in error
-    again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
+    restarted = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
     time.sleep(8.0)  # they ask after 5 s
-    asked(programs)
-    again.kill()  # and once more
-    asked(programs)
+    wait_requests(programs)
+    restarted.kill()  # and once more
+    wait_requests(programs)
     for name, program in programs.items():
         _, error = program.communicate(timeout=100)
-        told = re.findall(r"edge_offload: .*(on this machine from here on|the server is back)", error)
-        assert told == ["on this machine from here on", "the server is back", "on this machine from here on"], name
-    again.close()
+        notices = re.findall(r"edge_offload: .*(on this machine from here on|the server is back)", error)
+        assert notices == ["on this machine from here on", "the server is back", "on this machine from here on"], name
+    restarted.close()
 
 
 @pytest.mark.release
 def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None:
     servers = [Serving(tmp_path), Serving(tmp_path)]
-    app = [sys.executable, str(HERE / "restart_app.py"), "seeded"]
+    app = [sys.executable, str(FOLDER / "restart_app.py"), "seeded"]
     command = [*servers[0].exec("--server", ",".join(each.address for each in servers), "--lost", "end"), *app]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     program = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
@@ -146,7 +146,7 @@ def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None
     assert program.stdout.readline() == "ready\n", program.communicate()[1]
     first = next(each for each in servers if executors(each.process.pid))
     first.kill()
-    asked({"seeded": program})
+    wait_requests({"seeded": program})
     _, error = program.communicate(timeout=100)
     assert program.returncode == 0, error
     assert "tensors were put on its device" in error
@@ -154,23 +154,23 @@ def test_a_program_goes_on_with_its_other_server(tmp_path: pathlib.Path) -> None
         each.close()
 
 
-def test_a_restarted_server_is_given_what_the_program_had_there(tmp_path: pathlib.Path) -> None:
+def test_a_restarted_server_is_restored_to_the_programs_state(tmp_path: pathlib.Path) -> None:
     serving = Serving(tmp_path, port=lasting_port())
     program = started(serving, tmp_path / "mark", "--resume", "90", "--lost", "end")
     serving.kill()
-    again = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
-    told: List[str] = []
-    while len(told) < 500:
-        told.append(program.stdout.readline())
-        assert told[-1], program.communicate()[1]
+    restarted = Serving(tmp_path, port=int(serving.address.rsplit(":", 1)[1]))
+    notices: List[str] = []
+    while len(notices) < 500:
+        notices.append(program.stdout.readline())
+        assert notices[-1], program.communicate()[1]
     program.kill()
     out, error = program.communicate()
     assert "the server was restarted: 1 tensors were put on its device" in error
-    counted("".join(told) + out.rpartition("\n")[0])
-    again.close()
+    counted("".join(notices) + out.rpartition("\n")[0])
+    restarted.close()
 
 
-def test_an_executor_that_dies_ends_its_own_session_only(serving: Serving, tmp_path: pathlib.Path) -> None:
+def test_an_executor_that_dies_ends_only_its_session(serving: Serving, tmp_path: pathlib.Path) -> None:
     first = started(serving, tmp_path / "first")
     (victim,) = executors(serving.process.pid)
     second = started(serving, tmp_path / "second")
@@ -191,6 +191,6 @@ def test_two_programs_on_one_server_do_not_see_each_other(serving: Serving, tmp_
     time.sleep(1.0)
     for program in programs:
         program.kill()
-        told = program.communicate()[0].rpartition("\n")[0]
-        assert told, "it did nothing"
-        counted(told)
+        notices = program.communicate()[0].rpartition("\n")[0]
+        assert notices, "it did nothing"
+        counted(notices)

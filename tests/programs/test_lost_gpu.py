@@ -13,7 +13,7 @@ from typing import List
 import pytest
 
 from edge_offload.native import libraries
-from tests.programs.serving import CLI, HERE, Serving, run
+from tests.programs.serving import CLI, FOLDER, Serving, run
 
 pytestmark = [
     pytest.mark.process,
@@ -24,7 +24,7 @@ ILLEGAL = ("RuntimeError", "CUDA error: an illegal memory access was encountered
 CUBLAS_FULL = ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 #: Without a server: its own executor has the launcher that it is given.
-HERE_ALONE = """
+LOCAL_PROGRAM = """
 import json, sys
 from edge_offload.execute import heap
 heap.LAUNCHER[:] = json.loads(sys.argv[1])
@@ -55,13 +55,13 @@ for i in range(40):
 
 
 def failing(mark: pathlib.Path, kind: str, text: str, operator: str = "aten::sort") -> List[str]:
-    return [sys.executable, str(HERE / "failing_executor.py"), operator, kind, text, str(mark)]
+    return [sys.executable, str(FOLDER / "failing_executor.py"), operator, kind, text, str(mark)]
 
 
-def alone(tmp_path: pathlib.Path, kind: str, text: str, ends: str) -> List[str]:
+def run_locally(tmp_path: pathlib.Path, kind: str, text: str, ends: str) -> List[str]:
     mark = tmp_path / "mark"
     mark.touch()
-    command = [*CLI, "exec", "--mode", "lazy", "--threads", "1", "--", sys.executable, "-c", HERE_ALONE]
+    command = [*CLI, "exec", "--mode", "lazy", "--threads", "1", "--", sys.executable, "-c", LOCAL_PROGRAM]
     done = run([*command, json.dumps(failing(mark, kind, text)), ends])
     assert done.returncode == 0, done.stderr[-3000:]
     lines: List[str] = done.stdout.splitlines()
@@ -70,17 +70,17 @@ def alone(tmp_path: pathlib.Path, kind: str, text: str, ends: str) -> List[str]:
 
 def test_a_failed_gpu_ends_its_executor_and_the_program_is_given_cause_and_remedy(tmp_path: pathlib.Path) -> None:
     kind, text = "AcceleratorError", ILLEGAL[1]  # other classes and texts: tests/execute/test_execute.py
-    told, following, code = alone(tmp_path, kind, text, "ends")
-    assert f"the GPU failed in aten::sort: {text.splitlines()[0]}" in told
-    assert "start the program again" in told
+    notice, following, code = run_locally(tmp_path, kind, text, "ends")
+    assert f"the GPU failed in aten::sort: {text.splitlines()[0]}" in notice
+    assert "start the program again" in notice
     assert (following, code) == ("gone", "1")
 
 
 def test_a_gpu_without_memory_ends_nothing(tmp_path: pathlib.Path) -> None:
     kind, text = CUBLAS_FULL
-    told, following, code = alone(tmp_path, kind, text, "stays")
-    assert told.startswith("OutOfMemoryError")
-    assert text in told
+    notice, following, code = run_locally(tmp_path, kind, text, "stays")
+    assert notice.startswith("OutOfMemoryError")
+    assert text in notice
     assert (following, code) == ("[2.0, 2.0, 2.0]", "None")
 
 
@@ -93,10 +93,10 @@ def test_a_program_goes_on_in_another_session_of_its_server(tmp_path: pathlib.Pa
     done = run(command)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [str(number) for number in range(1, 41)]
-    (told,) = [line for line in done.stderr.splitlines() if "GPU failed" in line]
-    assert "cuDNN error" in told
-    assert "tensors were put on its device" in told
-    assert "the server was restarted" not in told
+    (notice,) = [line for line in done.stderr.splitlines() if "GPU failed" in line]
+    assert "cuDNN error" in notice
+    assert "tensors were put on its device" in notice
+    assert "the server was restarted" not in notice
     serving.close()
 
 
@@ -116,7 +116,7 @@ def test_an_operator_that_always_fails_ends_the_program_with_one_line(tmp_path: 
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_executors_of_a_server_on_a_gpu_compute_there(tmp_path: pathlib.Path) -> None:
+def test_executors_of_a_gpu_server_compute_on_the_gpu(tmp_path: pathlib.Path) -> None:
     virtual = [*CLI, "exec", "--mode", "local", "--"]
     serving = Serving(tmp_path, device="cuda", launcher=virtual, before=virtual)
     program = "import torch; print(torch.ones(3, device='cuda').cumsum(0).tolist())"
@@ -129,7 +129,7 @@ def test_executors_of_a_server_on_a_gpu_compute_there(tmp_path: pathlib.Path) ->
 def test_a_node_computes_the_frame_itself_and_the_mode_comes_back(tmp_path: pathlib.Path) -> None:
     mark = tmp_path / "mark"
     serving = Serving(tmp_path, launcher=failing(mark, *CUDNN, operator="aten::sigmoid"))
-    app = [sys.executable, str(HERE / "lost_gpu_app.py"), serving.address, str(serving.keys), str(mark)]
+    app = [sys.executable, str(FOLDER / "lost_gpu_app.py"), serving.address, str(serving.keys), str(mark)]
     done = run([*serving.exec("--absent", "later", "--mode", "replay"), *app])
     assert done.returncode == 0, done.stderr[-3000:]
     frames = [json.loads(line) for line in done.stdout.splitlines()]

@@ -174,7 +174,7 @@ def test_constants_are_compared_on_the_robot_once_each_of_them_has_been_read(rem
     assert second == first
 
 
-def test_sizes_of_parts_of_parts_are_known(remote: Dict[str, Any]) -> None:
+def test_sizes_of_parts_of_parts_are_derived(remote: Dict[str, Any]) -> None:
     if remote["mode"] != "replay":
         pytest.skip("only replay runs ahead")
     assert trips_of_the_last(8, remote["concatenations"]) == 8

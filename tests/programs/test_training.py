@@ -33,16 +33,16 @@ def train(mode: str, *arguments: str) -> List[Dict[str, Any]]:
         pytest.param("replay", [], marks=pytest.mark.release),
     ],
 )
-def test_what_is_learnt_has_the_same_bits_and_a_step_that_reads_nothing_asks_once(mode, cases):
-    here, there = train("local", *cases), train(mode, *cases)
-    assert len(here) == len(there) >= (len(cases) or 15)
-    assert [each["digest"] for each in there] == [each["digest"] for each in here]
+def test_training_has_the_same_bits_and_a_step_without_reads_needs_one_request(mode, cases):
+    local, remote = train("local", *cases), train(mode, *cases)
+    assert len(local) == len(remote) >= (len(cases) or 15)
+    assert [each["digest"] for each in remote] == [each["digest"] for each in local]
     # a gradient scaler reads whether a gradient was infinite, a checkpoint the state of the random generator
     reads = {"scaler": 1, "checkpoint": 2}
-    assert all(max(each["trips"]) <= 1 + reads.get(each["case"].split()[-1], 0) for each in there), there
+    assert all(max(each["trips"]) <= 1 + reads.get(each["case"].split()[-1], 0) for each in remote), remote
 
 
 def test_memory_does_not_grow_from_step_to_step():
-    (found,) = train("lazy", "norm adamw scheduler", "--steps", "100", "--memory")
-    memory = found["memory_mb"]
+    (run,) = train("lazy", "norm adamw scheduler", "--steps", "100", "--memory")
+    memory = run["memory_mb"]
     assert memory[-1] <= memory[1] + 8, memory

@@ -21,7 +21,7 @@ from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.ir.trace import checksums
 from edge_offload.ir.trace.calls import BoundOperator
 from tests.ir.test_keys import TENSOR
-from tests.programs.serving import ENVIRONMENT, HERE, Serving
+from tests.programs.serving import ENVIRONMENT, FOLDER, Serving
 
 OTHER = os.environ.get("EDGE_OFFLOAD_OTHER_PYTHON", "")
 
@@ -71,14 +71,14 @@ SCHEMAS = pathlib.Path(__file__).with_name("schemas-2.1.0.txt.xz")
 
 def older() -> Dict[str, Any]:
     """By name what a robot with torch 2.1.0 says of its operators: (number of arguments, checksum)."""
-    found = {}
+    counted = {}
     for line in lzma.decompress(SCHEMAS.read_bytes()).decode().splitlines():
         count, text = line.split(" ", 1)
-        found[text.split("(")[0].rstrip(".")] = (int(count), zlib.crc32(text.encode()) or 1)
-    return found
+        counted[text.split("(")[0].rstrip(".")] = (int(count), zlib.crc32(text.encode()) or 1)
+    return counted
 
 
-def test_every_operator_of_torch_2_1_is_the_same_here_or_has_arguments_appended_or_is_refused_by_name() -> None:
+def test_every_operator_of_torch_2_1_is_equal_or_has_arguments_appended_or_is_refused_by_name() -> None:
     robot, ours = older(), checksums.checksum_table()
     assert len(robot) > 3500
     numbers = {name: number for name, (_, number) in robot.items()}
@@ -113,27 +113,27 @@ def test_a_call_of_an_older_torch_is_taken_with_the_defaults_of_what_was_appende
     assert "another one" in str(other.refused)
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_the_server_is_asked_for_fewer_arguments_of_what_differs(knows: bool) -> None:
+@pytest.mark.parametrize("supports_older", [True, False])
+def test_a_differing_operator_is_sent_with_fewer_arguments(supports_older: bool) -> None:
     ours = checksums.checksum_table()
     theirs = {**ours, "aten::relu": 1, "aten::mm": 1}
 
     def request(_kind: str, body: Dict[str, Any], **_options: Any) -> Any:
-        asked = body.get("older")
-        assert asked in (None, {"aten::relu": 1, "aten::mm": 2})
-        table = theirs if asked is None or not knows else {"aten::relu": ours["aten::relu"], "aten::mm": 0}
+        requested = body.get("older")
+        assert requested in (None, {"aten::relu": 1, "aten::mm": 2})
+        table = theirs if requested is None or not supports_older else {"aten::relu": ours["aten::relu"], "aten::mm": 0}
         done: Any = Future()
         done.set_result(types.SimpleNamespace(buffers=[checksums.pack_table(table)]))
         return done
 
     client: Any = types.SimpleNamespace(welcome={"fingerprint": {"torch": "9.9"}}, request=request)
-    assert sorted(connect.other_operators(client)) == (["aten::mm"] if knows else ["aten::mm", "aten::relu"])
+    assert sorted(connect.other_operators(client)) == (["aten::mm"] if supports_older else ["aten::mm", "aten::relu"])
 
 
-@pytest.mark.parametrize("asked", [[], dict.fromkeys(range(checksums.MAX_NAMES + 1), 1)])
-def test_malformed_questions_for_older_operators_are_refused(asked: Any) -> None:
+@pytest.mark.parametrize("question", [[], dict.fromkeys(range(checksums.MAX_NAMES + 1), 1)])
+def test_malformed_questions_for_older_operators_are_refused(question: Any) -> None:
     with pytest.raises(ProtocolError):
-        checksums.prefix_checksums(asked)
+        checksums.prefix_checksums(question)
     assert checksums.prefix_checksums({"aten::relu": "x", "aten::nothing": 1, 7: 7}) == {}
 
 
@@ -145,7 +145,7 @@ def test_a_malformed_table_is_refused(data: bytes) -> None:
         checksums.unpack_table(data)
 
 
-def test_a_program_is_told_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_is_notified_of_another_torch_on_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     theirs = {**fingerprint_of("cpu"), "torch": "2.4.1", "torch_build": "another"}
     connect.report_differences({"fingerprint": theirs})
     (line,) = capsys.readouterr().err.splitlines()
@@ -170,21 +170,21 @@ def test_another_torch_on_the_robot(serving: Serving) -> None:
     """The same program, on the robot's torch alone and on the server's: equal within 2e-5 of the largest value."""
     source = str(pathlib.Path(edge_offload.__file__).parents[1])
     environment = {**ENVIRONMENT, "PYTHONPATH": source}
-    program = [OTHER, str(HERE / "versions_app.py")]
+    program = [OTHER, str(FOLDER / "versions_app.py")]
 
     def run(*command: str) -> Any:
         return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=environment)
 
-    here = run(*program)
-    assert here.returncode == 0, here.stderr[-3000:]
+    local_run = run(*program)
+    assert local_run.returncode == 0, local_run.stderr[-3000:]
     launcher = [OTHER, "-m", "edge_offload.cli", "exec", "--server", serving.address, "--keys", str(serving.keys)]
-    there = run(*launcher, "--wait", "60", "--", *program)
-    assert there.returncode == 0, there.stderr[-3000:]
-    assert "pip install torch==" in there.stderr
-    local, remote = ([line.split() for line in done.stdout.splitlines()] for done in (here, there))
+    remote_run = run(*launcher, "--wait", "60", "--", *program)
+    assert remote_run.returncode == 0, remote_run.stderr[-3000:]
+    assert "pip install torch==" in remote_run.stderr
+    local, remote = ([line.split() for line in done.stdout.splitlines()] for done in (local_run, remote_run))
     assert [line[:2] for line in local] == [line[:2] for line in remote]
     assert len(local) >= 6
-    for (name, _, *expected), (_, _, *found) in zip(local, remote):
+    for (name, _, *expected), (_, _, *counted) in zip(local, remote):
         scale = max(abs(float(value)) for value in expected)
-        for one, other in zip(expected, found):
+        for one, other in zip(expected, counted):
             assert abs(float(one) - float(other)) <= 2e-5 * scale, name

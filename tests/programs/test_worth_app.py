@@ -99,20 +99,20 @@ def _rows(trip_s: float, step_s: float) -> Dict[str, List[Any]]:
 
 @pytest.mark.release
 @pytest.mark.parametrize("costs", [(1.0, 0.0), (1.0, 100.0)], ids=["a slow link", "trips nearly free"])
-def test_a_program_that_takes_one_round_trip_keeps_it(costs: Any) -> None:
-    found = _rows(*costs)
-    assert [trips for trips, _ in found["one"][30:]] == [1] * 30
-    assert statistics.median(trips for trips, _ in found["chain"][30:]) == 1
-    assert not any(left for name in ("one", "chain") for _, left in found[name])
+def test_a_program_with_one_round_trip_preserves_it(costs: Any) -> None:
+    rows = _rows(*costs)
+    assert [trips for trips, _ in rows["one"][30:]] == [1] * 30
+    assert statistics.median(trips for trips, _ in rows["chain"][30:]) == 1
+    assert not any(ran_ahead for name in ("one", "chain") for _, ran_ahead in rows[name])
 
 
 @pytest.mark.release
 def test_where_running_ahead_costs_more_the_rest_of_an_inference_is_not() -> None:
-    found = _rows(1.0, 100.0)["loops"]
-    assert not any(left for _, left in found[:12]), "so many are for learning"
-    assert sum(left for _, left in found[30:]) >= 20
-    assert all(trips > FIRST_TRIP for trips, left in found if left)
+    rows = _rows(1.0, 100.0)["loops"]
+    assert not any(ran_ahead for _, ran_ahead in rows[:12]), "so many are for learning"
+    assert sum(remaining for _, remaining in rows[30:]) >= 20
+    assert all(trips > FIRST_TRIP for trips, rest in rows if rest)
 
 
 def test_where_it_costs_less_it_goes_on() -> None:
-    assert sum(left for _, left in _rows(1.0, 0.0)["loops"]) <= 2 * TRIALS
+    assert sum(ran_ahead for _, ran_ahead in _rows(1.0, 0.0)["loops"]) <= 2 * TRIALS

@@ -140,8 +140,8 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(1)
     for case in given.cases:
-        learnt, counts, memory = train(case, given.steps, given.memory)
-        data = b"".join(tensor.cpu().numpy().tobytes() for tensor in learnt)
+        weights, counts, memory = train(case, given.steps, given.memory)
+        data = b"".join(tensor.cpu().numpy().tobytes() for tensor in weights)
         digest = hashlib.sha256(data).hexdigest()[:16]
         print(json.dumps({"case": case, "digest": digest, "trips": counts[-4:], "memory_mb": memory}), flush=True)
 

@@ -43,9 +43,9 @@ with torch.no_grad():
         show("large", large(torch.rand(1, 3, 64, 64).to(device)))
     if device == "cuda":
         q = torch.rand(1, 2, 4, 8).to(device)
-        said = "scaled_dot_product_attention"
+        message = "scaled_dot_product_attention"
         try:
             nn.functional.scaled_dot_product_attention(q, q, q)
         except NotImplementedError as error:
-            said = str(error)
-        assert "scaled_dot_product_attention" in said, said
+            message = str(error)
+        assert "scaled_dot_product_attention" in message, message

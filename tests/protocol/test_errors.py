@@ -16,13 +16,13 @@ from edge_offload.protocol.messages import answer_to_wire, parse_answer, refusal
 
 
 def test_every_error_of_ours_is_a_runtime_error() -> None:
-    found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
-    assert {EdgeOffloadError, LinkLost, RemoteError, Unsupported} <= set(found)
-    assert all(issubclass(kind, RuntimeError) for kind in found)
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+    assert {EdgeOffloadError, LinkLost, RemoteError, Unsupported} <= set(kinds)
+    assert all(issubclass(kind, RuntimeError) for kind in kinds)
 
 
 @pytest.mark.parametrize(
-    ("told", "kind"),
+    ("error", "kind"),
     [
         (RemoteError("the executor failed"), RuntimeError),
         (ProtocolError("no"), RuntimeError),
@@ -30,10 +30,10 @@ def test_every_error_of_ours_is_a_runtime_error() -> None:
         (OutOfMemory("CUDA out of memory. Tried to allocate 4 bytes"), torch.cuda.OutOfMemoryError),
     ],
 )
-def test_what_the_server_says_is_raised_as_a_device_would(told: EdgeOffloadError, kind: type) -> None:
-    answer = parse_answer(refusal_to_wire(told))
+def test_errors_of_the_server_are_raised_as_a_device_would(error: EdgeOffloadError, kind: type) -> None:
+    answer = parse_answer(refusal_to_wire(error))
     assert isinstance(answer.error, kind)
-    assert str(told) in str(answer.error)
+    assert str(error) in str(answer.error)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_what_an_operator_raises_has_its_class_on_the_robot(call: Callable[[], A
     with pytest.raises(Exception) as raised:  # noqa: PT011 (which one is what the robot is to raise)
         call()
     failed = CallFailed("aten::x", raised.value)
-    told = {"operator": failed.operator, "kind": failed.kind, "text": failed.text}
-    assert type(parse_answer(answer_to_wire([], [], error=told)).error) is raised.type
+    error = {"operator": failed.operator, "kind": failed.kind, "text": failed.text}
+    assert type(parse_answer(answer_to_wire([], [], error=error)).error) is raised.type
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,6 @@ def test_an_operator_without_memory_is_out_of_memory(error: Exception) -> None:
     assert failed.text.startswith("CUDA out of memory. ")
 
 
-def test_a_session_that_is_full_says_so_as_a_gpu_does() -> None:
+def test_a_full_session_raises_what_a_gpu_does() -> None:
     with pytest.raises(OutOfMemory, match=r"CUDA out of memory\. .*free tensors"):
         SessionLimits(storage_bytes=100).check_room(60, 50)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from edge_offload.errors import ProtocolError
 from edge_offload.protocol.promises import MOST_TURNS, PromiseReport, PromiseRequest, SlotSchedule, read_text
 
-ASK = PromiseRequest(3, 0.05, 1 / 30, True, 100, 0.01, 0.004, 0.002, 0.02, 0.01)
+REQUEST = PromiseRequest(3, 0.05, 1 / 30, True, 100, 0.01, 0.004, 0.002, 0.02, 0.01)
 PARSERS: Dict[Callable[[Any], Any], Any] = {
-    PromiseRequest.parse: ASK.to_wire(),
+    PromiseRequest.parse: REQUEST.to_wire(),
     PromiseReport.parse: PromiseReport(7, 0.01).to_wire(),
     SlotSchedule.parse: SlotSchedule(4, ((7, 0.1), (9, 0.2))).to_wire(),
 }
@@ -40,12 +40,12 @@ def test_turns_travel(steps: Any, number: int) -> None:
     for more, later in steps:
         frame, begin = frame + more, begin + later
         turns.append((frame, begin))
-    told = SlotSchedule(number, tuple(turns))
-    assert SlotSchedule.parse(travelled(told.to_wire())) == told
+    schedule = SlotSchedule(number, tuple(turns))
+    assert SlotSchedule.parse(travelled(schedule.to_wire())) == schedule
 
 
 def test_a_request_travels() -> None:
-    assert PromiseRequest.parse(travelled(ASK.to_wire())) == ASK
+    assert PromiseRequest.parse(travelled(REQUEST.to_wire())) == REQUEST
 
 
 @pytest.mark.parametrize("parse", PARSERS)
@@ -70,11 +70,11 @@ def test_rubbish_is_a_protocol_error(parse: Any) -> None:
         except Exception:
             continue
         try:
-            found = parse(body)
+            parsed = parse(body)
         except ProtocolError:
             refused += 1
         else:
-            assert parse(travelled(found.to_wire())) == found, "what is taken is a message as any other"
+            assert parse(travelled(parsed.to_wire())) == parsed, "what is taken is a message as any other"
     assert refused > 100
 
 
@@ -90,7 +90,7 @@ def test_rubbish_is_a_protocol_error(parse: Any) -> None:
 )  # fmt: skip
 def test_a_request_out_of_bounds_names_what(key: str, value: Any) -> None:
     with pytest.raises(ProtocolError, match=key):
-        PromiseRequest.parse({**ASK.to_wire(), key: value})
+        PromiseRequest.parse({**REQUEST.to_wire(), key: value})
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def run(session: DeviceSession, entries: List[tuple], segments: List[tuple], ste
     return parse_answer(serve_message(session, message.to_wire()))
 
 
-def words(*values: int) -> bytes:
+def code(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)
 
 
@@ -43,7 +43,7 @@ def words(*values: int) -> bytes:
     [(FILL, tensor(99, 3) + number(1)), (FILL, b"?"), (FILL, tensor(6, 3)), ("aten::from_file", b""), (DOWNLOAD, b"")],
     ids=["dtype", "malformed", "arguments", "refused", "special"],
 )
-def test_calls_after_one_that_is_refused_keep_their_numbers(bad: tuple) -> None:
+def test_calls_after_a_refused_one_preserve_their_numbers(bad: tuple) -> None:
     session = DeviceSession()
     entries = [
         (ALLOC, number(24), None, 0),
@@ -52,11 +52,11 @@ def test_calls_after_one_that_is_refused_keep_their_numbers(bad: tuple) -> None:
         (DOWNLOAD, tensor(6, 3), None, 0),
     ]
     step = SegmentStep(0, 1, [], [0], b"", [])
-    answer = run(session, entries, [(0, words(0, 2, 0, 3, 0))], [step])
+    answer = run(session, entries, [(0, code(0, 2, 0, 3, 0))], [step])
     assert answer.error is None
     assert answer.outcomes[0].tensor is not None
     assert answer.outcomes[0].tensor.tolist() == [5, 5, 5]
-    answer = run(session, [], [(1, words(0, 1, 0, 3, 0))], [SegmentStep(1, 2, [], [0], b"", [])])
+    answer = run(session, [], [(1, code(0, 1, 0, 3, 0))], [SegmentStep(1, 2, [], [0], b"", [])])
     assert answer.error is not None
     with pytest.raises((ProtocolError, RemoteError, NotImplementedError)):
         raise answer.error
@@ -78,7 +78,7 @@ def test_an_unsigned_dtype_is_carried() -> None:
         (FILL, tensor(29, 3) + number(7), None, 0),
         (DOWNLOAD, tensor(29, 3), None, 0),
     ]
-    answer = run(DeviceSession(), entries, [(0, words(0, 1, 0, 2, 0))], [SegmentStep(0, 1, [], [0], b"", [])])
+    answer = run(DeviceSession(), entries, [(0, code(0, 1, 0, 2, 0))], [SegmentStep(0, 1, [], [0], b"", [])])
     assert answer.error is None
     assert answer.outcomes[0].tensor is not None
     assert answer.outcomes[0].tensor.dtype == torch.uint64

@@ -30,8 +30,8 @@ def explain(columns: List[Tuple[int, ...]], samples: List[OutcomeHistory]) -> Di
         try:
             next(work)
         except StopIteration as over:
-            found: Dict[Tuple[int, ...], Any] = over.value
-            return found
+            formulas: Dict[Tuple[int, ...], Any] = over.value
+            return formulas
 
 
 #: Twice the sum of two sizes, of which the second counts at most 300.
@@ -43,7 +43,7 @@ FORMULA = Formula(2, 1, parts=PARTS)
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), min_size=5, max_size=8, unique=True),
     st.integers(1, 16), st.integers(0, 64),
 )  # fmt: skip
-def test_formulas_are_found_and_hold_for_sizes_not_seen(
+def test_formulas_are_derived_and_hold_for_unseen_sizes(
     sizes: List[Tuple[int, int]], factor: int, constant: int
 ) -> None:
     def since(n: int, m: int) -> OutcomeHistory:
@@ -56,8 +56,8 @@ def test_formulas_are_found_and_hold_for_sizes_not_seen(
         column = tuple(truth(n, m) for n, m in sizes)
         if len(set(column)) == 1:
             continue
-        found = explain([column], samples)
-        assert all(evaluate_formula(found[column], item) == value for item, value in zip(samples, column))
+        formulas = explain([column], samples)
+        assert all(evaluate_formula(formulas[column], item) == value for item, value in zip(samples, column))
 
 
 @given(
@@ -70,8 +70,8 @@ def test_the_best_so_many_are_a_formula_too(sizes: List[int], factor: int, most:
     if not any(0 < size < most for size in sizes):
         return  # nothing says how it grows
     samples: List[OutcomeHistory] = [[(size, 57)] for size in sizes]
-    found = explain([column], samples)
-    assert [evaluate_formula(found[column], since) for since in samples] == list(column)
+    formulas = explain([column], samples)
+    assert [evaluate_formula(formulas[column], since) for since in samples] == list(column)
 
 
 def test_a_bound_holds_for_sizes_beyond_it() -> None:
@@ -89,10 +89,10 @@ def test_sizes_are_added_up() -> None:
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(0, 400))
 def test_summands_add_up_to_their_formula(factor: int, other: int, size: int) -> None:
     nested = Formula(factor, parts=(*PARTS, Formula(other, 3, ((1, 0, 0),), (0, 900))))
-    found, since = split_sum(nested), [(4,), (size,), (size,)]
-    assert found is not None
-    assert not any(part.parts for part in found)
-    assert sum(evaluate_formula(part, since) for part in found) == evaluate_formula(nested, since)
+    summands, since = split_sum(nested), [(4,), (size,), (size,)]
+    assert summands is not None
+    assert not any(part.parts for part in summands)
+    assert sum(evaluate_formula(part, since) for part in summands) == evaluate_formula(nested, since)
 
 
 def test_a_bounded_sum_has_no_summands() -> None:
@@ -124,8 +124,8 @@ def test_numbers_of_storages_that_would_not_fit_are_refused(value: int) -> None:
 def test_a_formula_holds_for_the_next_size() -> None:
     samples: List[OutcomeHistory] = [[(n, 4), (m,)] for n, m in ((7, 3), (9, 3), (12, 5), (3, 2))]
     column = tuple(16 * first[0] for first, _ in samples)
-    found = explain([column], samples)
-    assert evaluate_formula(found[column], [(101, 4), (8,)]) == 1616
+    formulas = explain([column], samples)
+    assert evaluate_formula(formulas[column], [(101, 4), (8,)]) == 1616
 
 
 def test_what_follows_from_no_size_has_no_formula() -> None:
@@ -140,7 +140,7 @@ def test_a_formula_that_cannot_be_evaluated_is_refused(formula: Formula) -> None
         evaluate_formula(formula, [(5, 6)])
 
 
-def test_outcomes_are_told_apart_by_zero_one_and_more_by_truth_and_by_sign() -> None:
+def test_outcomes_are_distinguished_by_zero_one_and_more_by_truth_and_by_sign() -> None:
     def kind(value: object) -> tuple:
         return facts_of(StepOutcome(tensor=torch.tensor(value)))[1]
 
@@ -149,7 +149,7 @@ def test_outcomes_are_told_apart_by_zero_one_and_more_by_truth_and_by_sign() -> 
     assert kind(2.5) == kind(7.5)
     assert kind(float("nan")) not in (kind(1.0), kind(-1.0), kind(0.0))
     sizes = [facts_of(StepOutcome(results=[["t", [0, 0, 4, 0, [n, 57], [57, 1], 0, 8]]])) for n in (0, 1, 2, 30)]
-    assert len({found for _, found in sizes}) == 3
+    assert len({outcome for _, outcome in sizes}) == 3
     assert sizes[3] == ((30, 57), (2, 2))
 
 
@@ -197,12 +197,12 @@ def test_an_edge_of_a_graph_leads_somewhere(data: list) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=20), st.data())
-def test_sizes_of_uploads_stand_in_the_same_places_before_the_last_of_them_are_there(
+def test_sizes_of_uploads_have_equal_places_before_the_last_one_arrives(
     shapes: List[List[int]], data: st.DataObject
 ) -> None:
     payloads = [torch.zeros(shape) for shape in shapes]
     made = data.draw(st.integers(0, len(payloads)))
-    whole = upload_sizes(payloads)
+    sizes = upload_sizes(payloads)
     begun = upload_sizes(payloads[:made], [bytes(payload.nbytes) for payload in payloads[made:]])
-    assert whole[: len(begun)] == begun
+    assert sizes[: len(begun)] == begun
     assert len(begun) >= len(payloads)

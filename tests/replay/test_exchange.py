@@ -48,7 +48,7 @@ STEP = TraceStep(0, (), (), (), (), b"", (), False)
 
 
 @pytest.mark.parametrize("damaged", ["nodes", "course", "freed", "accepted"])
-def test_a_refused_message_that_nobody_waits_for_ends_the_session(damaged: str) -> None:
+def test_a_refused_message_without_a_reply_ends_the_session(damaged: str) -> None:
     remote = OneSession()
     exchange = Exchange(remote, NothingNew(), 5.0)  # type: ignore[arg-type]
     exchange.await_answer(exchange.submit_message(DeviceMessage()))

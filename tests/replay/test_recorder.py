@@ -43,7 +43,7 @@ class PutsOff(Strategy):
 
 
 @pytest.mark.parametrize("generation", [0, 1])
-def test_what_a_segment_frees_is_freed_after_it_though_the_device_has_forgotten_its_calls(generation: int) -> None:
+def test_a_segments_freed_storages_are_freed_after_it_despite_evicted_calls(generation: int) -> None:
     remote = Listening()
     recorder = Recorder(None, remote, Mode.REPLAY, lambda _mode, dispatcher: PutsOff(dispatcher))
     recorder.flush(READ, generation, 0, True, 9, [0, 7], [], [7], b"", [], 1)

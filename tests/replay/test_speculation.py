@@ -26,10 +26,10 @@ class FormsByHand:
     """Remembers what the device is told."""
 
     def __init__(self) -> None:
-        self.told: List[Tuple[bytes, Tuple[int, ...]]] = []
+        self.described: List[Tuple[bytes, Tuple[int, ...]]] = []
 
     def expect_results(self, calls: Any) -> None:
-        self.told += [(key, integers) for _, key, integers, _ in calls]
+        self.described += [(key, integers) for _, key, integers, _ in calls]
 
 
 def plan() -> StepPlan:
@@ -73,20 +73,20 @@ def test_integers_follow_from_what_ran_before() -> None:
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6))]
     assert ahead.ran[0].facts == ((24, 19, 6), (2,))
     assert ahead.history == [(9,), (24, 19, 6)]
-    again = [(0, 30, described), (0, 31, described)]
-    ahead.take_in(Answer([StepOutcome()], ran=again), signatures)
+    answered = [(0, 30, described), (0, 31, described)]
+    ahead.take_in(Answer([StepOutcome()], ran=answered), signatures)
     assert [ran.integers for ran in ahead.ran] == [((8,), (19, 6)), ((8,), (49, 6))]
     keys = [(19).to_bytes(8, "little") + bytes([6]) + bytes(7), (49).to_bytes(8, "little") + bytes([6]) + bytes(7)]
-    assert signatures.told == [(keys[0], (19, 6)), (keys[1], (49, 6))]
+    assert signatures.described == [(keys[0], (19, 6)), (keys[1], (49, 6))]
 
 
-def test_what_a_call_returns_is_told_again_only_when_its_sizes_differ() -> None:
+def test_results_of_a_call_are_repeated_only_when_their_sizes_differ() -> None:
     expected, described = plan(), {1: [["t", [0]]]}
-    told = [len(expected.expected_results(((8,), (size, 6)), described)) for size in (19, 19, 21, 21, 19)]
-    assert told == [1, 0, 1, 0, 1]
+    counts = [len(expected.expected_results(((8,), (size, 6)), described)) for size in (19, 19, 21, 21, 19)]
+    assert counts == [1, 0, 1, 0, 1]
 
 
-def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
+def test_a_step_of_undeterminable_sizes_ends_the_run_ahead() -> None:
     ahead = Speculation([plan()], [[(None, 0)]], [(None, 0)], [], PendingAnswer())
     ahead.future.so_far.ran.append((0, 30, StepOutcome()))
     ahead.take_in(ahead.future.so_far, FormsByHand())  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_a_step_whose_sizes_cannot_be_told_ends_what_ran_ahead() -> None:
     assert not ahead.may_go_on_with(done(), 20)
 
 
-def test_a_server_that_ran_what_it_was_not_asked_to_is_refused() -> None:
+def test_a_server_that_ran_unrequested_calls_is_refused() -> None:
     ahead = Speculation([], [], [], [], PendingAnswer())
     with pytest.raises(ProtocolError, match="not asked"):
         ahead.take_in(Answer([], ran=[(0, 1, StepOutcome())]), FormsByHand())  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ def test_what_costs_more_than_it_saves_ends() -> None:
     assert all(not ahead for ahead in later[: 2 * TRIAL_PAUSE])
 
 
-def test_what_takes_few_round_trips_is_run_ahead_whatever_it_costs() -> None:
+def test_inferences_of_few_round_trips_run_ahead_at_any_cost() -> None:
     """Also among inferences that begin alike and are not, and after all that can be found of those."""
     rng = random.Random(3)
     program = Program()
@@ -93,11 +93,11 @@ def test_what_takes_few_round_trips_is_run_ahead_whatever_it_costs() -> None:
         Costs(Way(0.030, 1), Way(0.010, STEPS)),
     ],
 )
-def test_where_few_round_trips_are_left_nothing_is_tried(costs: Costs) -> None:
+def test_with_few_round_trips_remaining_nothing_is_tried(costs: Costs) -> None:
     assert all(Program().do(300, costs))
 
 
-def test_where_some_of_the_latest_took_few_round_trips_nothing_is_tried() -> None:
+def test_after_inferences_of_few_round_trips_nothing_is_tried() -> None:
     program = Program()
     few = Costs(Way(0.1, MIN_TRIPS - 1), Way(0.05, STEPS))
     assert all(program.infer(few if number % RECENT == 0 else LOOP) for number in range(300))
@@ -145,7 +145,7 @@ def test_over_another_link_it_is_tried_at_once() -> None:
     assert not any(program.do(TRIAL_PAUSE, LOOP))
 
 
-def test_inferences_that_go_on_with_another_step_are_judged_apart() -> None:
+def test_inferences_that_continue_with_another_step_are_judged_separately() -> None:
     program = Program()
     slow = Costs(Way(0.3, 12), Way(0.5, STEPS))
     for _ in range(TRIAL_PAUSE + 2 * TRIALS):
@@ -156,7 +156,7 @@ def test_inferences_that_go_on_with_another_step_are_judged_apart() -> None:
         assert program.infer(slow, "image")
 
 
-def test_what_is_learnt_in_the_end_takes_few_round_trips() -> None:
+def test_learned_inferences_need_few_round_trips() -> None:
     """The first ones of each inference are learnt from, so that it goes on from there in the next."""
     program = Program()
     program.do(TRIAL_PAUSE + 2 * TRIALS, LOOP)

@@ -45,40 +45,40 @@ MANY_COPIES = [
 ]  # fmt: skip
 
 
-def found(log: List[Call], sequence: Optional[InferenceSequence]) -> List[Call]:
+def extract(log: List[Call], sequence: Optional[InferenceSequence]) -> List[Call]:
     assert sequence is not None
     return log[sequence.start : sequence.stop]
 
 
-def test_initialisation_noise_is_left_out() -> None:
+def test_initialisation_noise_is_omitted() -> None:
     first = [htod(INPUT), launch("grid", [INPUT], [9]), *SIMPLE[1:]]
     log = [*LOADING, *first, *SIMPLE * 4]
-    assert found(log, operator_sequence_search(log)) == SIMPLE
+    assert extract(log, operator_sequence_search(log)) == SIMPLE
 
 
 def test_merged_repeats_are_one_inference_each() -> None:
     log = SIMPLE * 8
     sequence = operator_sequence_search(log)
-    assert found(log, sequence) == SIMPLE
+    assert extract(log, sequence) == SIMPLE
     assert sequence is not None
     assert sequence.repeats == 8
 
 
 def test_several_uploads_and_copies_back_are_one_inference() -> None:
     log = [*LOADING, *MANY_COPIES * 4]
-    assert found(log, operator_sequence_search(log)) == MANY_COPIES
+    assert extract(log, operator_sequence_search(log)) == MANY_COPIES
 
 
 @pytest.mark.parametrize("cut", range(len(MANY_COPIES)))
 def test_log_cut_inside_an_inference_is_realigned(cut: int) -> None:
     log = [*LOADING, *MANY_COPIES * 5, *MANY_COPIES[:cut]]
-    assert found(log, operator_sequence_search(log)) == MANY_COPIES
+    assert extract(log, operator_sequence_search(log)) == MANY_COPIES
 
 
 def test_queries_between_inferences_do_not_hide_the_boundary() -> None:
     once = [QUERY, QUERY, *SIMPLE]
     log = [*LOADING, *once * 4]
-    assert found(log, operator_sequence_search(log)) == once
+    assert extract(log, operator_sequence_search(log)) == once
 
 
 def test_too_few_repeats_give_no_answer_yet() -> None:
@@ -91,20 +91,20 @@ def test_a_loop_inside_the_model_is_not_the_model() -> None:
     inner = [htod(5), launch("cell", [5, 10], [10]), dtoh(10), SYNC]
     once = [*SIMPLE[:2], *inner * 4]
     log = [*LOADING, *once * 5]
-    assert len(found(log, operator_sequence_search(log))) == len(once)
+    assert len(extract(log, operator_sequence_search(log))) == len(once)
 
 
 def test_different_arguments_are_a_different_sequence() -> None:
     other = [SIMPLE[0], launch("conv", [INPUT, WEIGHT], [77]), *SIMPLE[2:]]
     log = [*SIMPLE, *other, *SIMPLE, *other, *SIMPLE, *other]
-    assert found(log, operator_sequence_search(log)) == [*SIMPLE, *other]
+    assert extract(log, operator_sequence_search(log)) == [*SIMPLE, *other]
 
 
 def test_state_that_the_model_updates_is_reported_and_does_not_refuse_it() -> None:
     counting = [SIMPLE[0], launch("add_", [STATE], [STATE]), *SIMPLE[1:]]
     log = [htod(STATE), *LOADING, *counting * 4]
     sequence = operator_sequence_search(log)
-    assert found(log, sequence) == counting
+    assert extract(log, sequence) == counting
     assert sequence is not None
     assert sequence.carried == (STATE,)
 
@@ -122,19 +122,19 @@ def test_fewer_than_two_repeats_is_refused() -> None:
 
 def test_dependency_search_finds_the_inference_behind_several_copies_back() -> None:
     log = [*LOADING, *MANY_COPIES * 3]
-    assert found(log, data_dependency_search(log)) == MANY_COPIES
+    assert extract(log, data_dependency_search(log)) == MANY_COPIES
 
 
 def test_dependency_search_ignores_the_different_first_inference() -> None:
     first = [htod(INPUT), launch("grid", [INPUT], [9]), *SIMPLE[1:]]
     log = [*LOADING, *first, *SIMPLE * 3]
-    assert found(log, data_dependency_search(log)) == SIMPLE
+    assert extract(log, data_dependency_search(log)) == SIMPLE
 
 
 def test_dependency_search_needs_a_connected_model_and_the_other_does_not() -> None:
     two_models = [*SIMPLE, htod(50), launch("other", [50], [51]), dtoh(51), SYNC]
     log = [*LOADING, *two_models * 4]
-    assert len(found(log, operator_sequence_search(log))) == len(two_models)
+    assert len(extract(log, operator_sequence_search(log))) == len(two_models)
     assert data_dependency_search(log) is None
 
 
@@ -145,11 +145,13 @@ def test_dependency_search_needs_a_connected_model_and_the_other_does_not() -> N
     repeats=st.integers(3, 6),
     cut=st.integers(0, 30),
 )
-def test_any_chain_of_layers_is_found_behind_any_noise(noise: List[Call], layers: int, repeats: int, cut: int) -> None:
+def test_any_chain_of_layers_is_recognised_behind_any_noise(
+    noise: List[Call], layers: int, repeats: int, cut: int
+) -> None:
     once = [htod(INPUT), *(launch(f"l{i}", [INPUT if i == 0 else 99 + i, WEIGHT], [100 + i]) for i in range(layers))]
     once += [dtoh(99 + layers), SYNC]
     log = [*noise, *once * repeats, *once[: min(cut, len(once) - 2)]]
-    assert found(log, operator_sequence_search(log)) == once
+    assert extract(log, operator_sequence_search(log)) == once
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))
@@ -182,7 +184,7 @@ def test_many_copies_in_one_inference_stay_linear() -> None:
             once += [htod(1000 + i), launch("k", [1000 + i, 1999 + i], [2000 + i]), dtoh(2000 + i), SYNC]
         steps = Steps()
         log = once * 4
-        assert len(found(log, operator_sequence_search(log, steps=steps))) == len(once)
+        assert len(extract(log, operator_sequence_search(log, steps=steps))) == len(once)
         counts.append(steps.count)
     assert counts[1] < 4.4 * counts[0]
 
@@ -196,10 +198,10 @@ def test_published_call_counts_and_the_search_over_them() -> None:
     assert sequence is not None
     assert sequence.length == 5895
     assert sequence.repeats == 8
-    assert found(log, sequence) == log[-5895:]
+    assert extract(log, sequence) == log[-5895:]
 
 
-def test_cricket_record_says_that_it_is_synthetic() -> None:
-    record = cricket.record()
+def test_cricket_record_is_marked_as_synthetic() -> None:
+    record = cricket.make_record()
     assert record["synthetic"] is True
     assert record["rpcs"] == {"cricket": 5895, "semi_rrto": 553, "rrto": 11}

@@ -42,7 +42,7 @@ print(data[:16].decode().strip(), len(data), time.monotonic() - began)
 def emulator():
     if shutil.which("ping") is None or shutil.which("ip") is None:
         pytest.skip("needs ping and ip")
-    link = Link.of("test", Trace.constant(20 * BYTES_PER_MBIT), 0.03)
+    link = Link.of("test", Trace.constant_trace(20 * BYTES_PER_MBIT), 0.03)
     terms = Impairments(loss=0.1)
     try:
         running = PacketEmulator(f"{FAR}:0", "127.0.0.1:5700", link, (terms, Impairments()), namespaces=True)
@@ -53,7 +53,7 @@ def emulator():
 
 
 def run(emulator, end, *words):
-    return subprocess.run([*emulator.network.inside(end), *words], **PIPES).stdout
+    return subprocess.run([*emulator.network.command_prefix(end), *words], **PIPES).stdout
 
 
 def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator):
@@ -62,8 +62,8 @@ def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator
     assert lost == pytest.approx(0.1, abs=0.06)
     assert float(re.search(r"= ([\d.]+)/", output).group(1)) >= 30.0, "no packet is early"
     emulator.impair(loss=0.0)
-    words = [*emulator.network.inside("server"), sys.executable, "-c", SERVER]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+    command = [*emulator.network.command_prefix("server"), sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout.readline() == "ready\n"
             peer, size, seconds = run(emulator, "robot", sys.executable, "-c", ROBOT).split()
@@ -79,22 +79,22 @@ def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator
             server.kill()
 
 
-def test_namespaces_and_devices_are_gone_in_the_end(emulator):
-    processes = [pathlib.Path("/proc") / emulator.network.inside(end)[-1] for end in network.ENDS]
+def test_namespaces_and_devices_are_removed_in_the_end(emulator):
+    processes = [pathlib.Path("/proc") / emulator.network.command_prefix(end)[-1] for end in network.ENDS]
     assert all(path.exists() for path in processes)
     assert FAR.rpartition(".")[0] not in subprocess.run(["ip", "route", "show", "table", "local"], **PIPES).stdout
     emulator.network.close()
     assert not any(path.exists() for path in processes)
 
 
-def test_where_devices_are_not_allowed_one_line_says_so_and_the_proxy_runs(monkeypatch, capsys):
+def test_where_devices_are_forbidden_one_line_reports_it_and_the_proxy_runs(monkeypatch, capsys):
     from edge_offload_research.commands import link as command
 
     monkeypatch.setattr(network, "TUN", "/dev/none")
     args = argparse.Namespace(
         level="packet", listen="127.77.43.2:0", to="127.0.0.1:5700", queue_kib=None, impair=[], seed=0
     )
-    with command._emulator(args, Link.of("test", Trace.constant(1e6))) as emulator:
+    with command._make_emulator(args, Link.of("test", Trace.constant_trace(1e6))) as emulator:
         assert emulator.stats()["level"] == "tcp"
     output = capsys.readouterr().err
     assert output.count("\n") == 1

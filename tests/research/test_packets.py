@@ -28,7 +28,7 @@ def make():
         one = Forwarder(0.0, seed)
         made.append(one)
         for direction in (UP, DOWN):
-            one.set(direction, 0.0, delay_s, terms or Impairments(), trace or Trace.constant(RATE))
+            one.set(direction, 0.0, delay_s, terms or Impairments(), trace or Trace.constant_trace(RATE))
         return one
 
     yield forwarder
@@ -79,16 +79,16 @@ def test_the_bandwidth_of_a_trace_holds_for_the_packet_in_service(make):
 
 
 def test_a_rate_that_changes_holds_for_the_packet_in_service(make):
-    forwarder = make(trace=Trace.constant(0.0))
+    forwarder = make(trace=Trace.constant_trace(0.0))
     forwarder.offer(UP, 0.0, FULL)
     assert forwarder.take(UP, 100.0) is None
-    forwarder.set(UP, 100.0, 0.0, Impairments(), Trace.constant(RATE))
+    forwarder.set(UP, 100.0, 0.0, Impairments(), Trace.constant_trace(RATE))
     assert drain(forwarder)[0][0] == pytest.approx(100.0 + EACH_S)
 
 
-def test_the_directions_are_apart(make):
+def test_the_directions_are_independent(make):
     forwarder = make()
-    forwarder.set(DOWN, 0.0, 0.0, Impairments(), Trace.constant(10 * RATE))
+    forwarder.set(DOWN, 0.0, 0.0, Impairments(), Trace.constant_trace(10 * RATE))
     for direction in (UP, DOWN):
         for _ in range(10):
             forwarder.offer(direction, 0.0, FULL)
@@ -128,7 +128,7 @@ def test_bursts_have_the_length_and_frequency_of_gilbert_and_elliott(make):
 
 
 def test_jitter_has_mean_and_deviation_as_set_in_order_and_correlated(make):
-    forwarder = make(Impairments(jitter_s=0.004), 0.02, Trace.constant(1e9))
+    forwarder = make(Impairments(jitter_s=0.004), 0.02, Trace.constant_trace(1e9))
     late = []
     for i in range(15_000):
         forwarder.offer(UP, i * 2e-3, struct.pack("!I", i))
@@ -141,8 +141,8 @@ def test_jitter_has_mean_and_deviation_as_set_in_order_and_correlated(make):
     assert statistics.pstdev(neighbours) < 0.3 * 0.004, "the delay wanders, it does not jump"
 
 
-def test_some_packets_are_overtaken_some_come_twice(make):
-    forwarder = make(Impairments(reorder=0.1, reorder_s=0.05, duplicate=0.05), 0.01, Trace.constant(1e9))
+def test_some_packets_are_overtaken_or_duplicated(make):
+    forwarder = make(Impairments(reorder=0.1, reorder_s=0.05, duplicate=0.05), 0.01, Trace.constant_trace(1e9))
     for i in range(4000):
         forwarder.offer(UP, i * 1e-3, struct.pack("!I", i))
     arrived = [struct.unpack("!I", data)[0] for _, data in drain(forwarder)]
@@ -165,8 +165,8 @@ def test_outages_lose_everything_for_their_time(make):
 
 def checksum(data):
     """Zero if the checksum within is right."""
-    words = struct.unpack(f"!{len(data) // 2}H", data)
-    total = sum(words)
+    numbers = struct.unpack(f"!{len(data) // 2}H", data)
+    total = sum(numbers)
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF
@@ -188,8 +188,8 @@ def tcp_packet(source, target, sport, dport):
 def test_the_server_sees_another_robot_and_checksums_stay_right(make, port):
     forwarder = make()
     forwarder.translate("127.77.0.1", ("127.77.1.2", 5701), ("127.0.0.1", port), FLIP)
-    there = forwarder.rename(UP, tcp_packet("127.77.0.1", "127.77.1.2", 40000, 5701))
-    assert there == tcp_packet("127.77.1.1", "127.0.0.1", 40000, port)
+    renamed = forwarder.rename(UP, tcp_packet("127.77.0.1", "127.77.1.2", 40000, 5701))
+    assert renamed == tcp_packet("127.77.1.1", "127.0.0.1", 40000, port)
     back = forwarder.rename(DOWN, tcp_packet("127.0.0.1", "127.77.1.1", port, 40000))
     assert back == tcp_packet("127.77.1.2", "127.77.0.1", 5701, 40000)
 
@@ -200,17 +200,17 @@ def test_packets_of_an_address_that_the_robot_no_longer_has_are_lost(make):
     assert forwarder.rename(UP, tcp_packet("127.77.0.1", "127.77.1.2", 40000, 5701)) is None
     assert forwarder.rename(DOWN, tcp_packet("127.0.0.1", "127.77.1.1", 5700, 40000)) is None
     assert forwarder.rename(UP, b"\x60" + bytes(39)) is None, "IPv6 has no way"
-    whole = tcp_packet("127.77.0.3", "127.77.1.2", 40000, 5701)
-    assert all(forwarder.rename(UP, whole[:size]) is None for size in range(20))
-    assert all(len(forwarder.rename(UP, whole[:size])) == size for size in range(20, len(whole))), "cut short"
+    packet = tcp_packet("127.77.0.3", "127.77.1.2", 40000, 5701)
+    assert all(forwarder.rename(UP, packet[:size]) is None for size in range(20))
+    assert all(len(forwarder.rename(UP, packet[:size])) == size for size in range(20, len(packet))), "cut short"
 
 
 def test_impairments_by_name():
-    pair = impairments.changed((Impairments(), Impairments()), {"loss": 0.01, "up.jitter_s": 0.002})
+    pair = impairments.change_impairments((Impairments(), Impairments()), {"loss": 0.01, "up.jitter_s": 0.002})
     assert pair == (Impairments(loss=0.01, jitter_s=0.002), Impairments(loss=0.01))
     for wrong in ({"losses": 1}, {"side.loss": 0.1}, {"loss": 1.5}, {"loss": "much"}, {"queue_bytes": 100}):
         with pytest.raises(BadInput):
-            impairments.changed(pair, wrong)
+            impairments.change_impairments(pair, wrong)
     with pytest.raises(BadInput, match="jitter of 5 ms needs"):
         Impairments(jitter_s=0.005).check(0.001)
 

@@ -15,14 +15,14 @@ from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.emulate.trace import Trace
 from edge_offload_research.split.model.plan_cost import simulate_plan, union_seconds
 from edge_offload_research.testbed import graph, loop, profiles
-from edge_offload_research.testbed.replay import replay
+from edge_offload_research.testbed.replay import replay_plan
 
 QUIET = LinkCosts(latency_s=0.002, message_s=0.0)
 
 
 @pytest.fixture
 def workload(made):
-    return graph.build("agrnav", profiles.read_operators(made, "agrnav"))
+    return graph.build_workload("agrnav", profiles.read_operators(made, "agrnav"))
 
 
 def table_of(workload, planner, codecs=None, request_s=0.0):
@@ -64,14 +64,14 @@ def test_replay_on_a_constant_link_is_the_simulation(workload, planner, rate):
     codecs = {0: (CodecCost("palette+zstd", 4.0, 1e6, 1e7),)}
     table, model = table_of(workload, planner, codecs, request_s=0.003)
     plan = table.plan_at(rate)
-    seen = replay(compile_plan(plan, model), model, Trace.constant(rate), 17.3)
+    seen = replay_plan(compile_plan(plan, model), model, Trace.constant_trace(rate), 17.3)
     assert seen.latency_s == pytest.approx(simulate_plan(plan, model, rate).makespan_s, rel=1e-9, abs=1e-9)
 
 
 def test_a_transfer_feels_the_bandwidth_change_while_it_runs(workload):
     table, model = table_of(workload, "server_only")
     trace = Trace((0.0, 1.0), (128.0, 1280.0), 10.0)
-    got = replay(compile_plan(table.plans[0], model), model, trace, 0.5)
+    got = replay_plan(compile_plan(table.plans[0], model), model, trace, 0.5)
     sent_s = 0.5 + 64 / 1280  # half of the 128 bytes at the slow rate, half at the fast one
     assert got.latency_s == pytest.approx(sent_s + 0.002 + 0.001 + 40 / 1280 + 0.002)
     assert got.bytes_up == 128
@@ -92,7 +92,7 @@ def test_the_planner_learns_the_bandwidth_from_past_transfers_only(workload):
     assert 0.1 < blind.local_share < 0.9
 
 
-def test_probes_find_the_link_again_after_it_was_given_up(workload):
+def test_probes_detect_a_recovered_link_after_it_was_given_up(workload):
     table, model = table_of(workload, "loss_beam")
     trace = Trace((0.0, 2.0, 4.0), (1e6, 1e3, 1e6), 6.0)
     run = loop.run_loop(table, model, trace, 0.01)
@@ -103,7 +103,7 @@ def test_probes_find_the_link_again_after_it_was_given_up(workload):
 
 def test_energy_is_the_state_models(workload):
     table, model = table_of(workload, "device_only")
-    run = loop.run_loop(table, model, Trace.constant(1e6), 0.01, length_s=1.0, probes=False)
+    run = loop.run_loop(table, model, Trace.constant_trace(1e6), 0.01, length_s=1.0, probes=False)
     assert run.energy_j == pytest.approx(13.35 * 10e-3)
     assert len(run.latencies_s) == 50
 
@@ -120,7 +120,7 @@ def test_the_authors_profiles_have_the_local_and_global_operators_that_they_repo
     if model in reported and importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed: its networks cannot be built")
     profile = profiles.read_operators(data, model)
-    workload = graph.build(model, profile)
+    workload = graph.build_workload(model, profile)
     costs = workload.cost_model({}, QUIET, 0.0)
     assert costs.network_s(Side.ROBOT) == pytest.approx(sum(op.robot_s for op in profile))
     assert costs.network_s(Side.SERVER) == pytest.approx(sum(op.server_s for op in profile))
@@ -132,7 +132,7 @@ def test_the_authors_profiles_have_the_local_and_global_operators_that_they_repo
 
 def test_uncoded_server_only_is_near_what_the_authors_measured(data):
     """Their runs carry serialisation and hooks, so the simulation is below, but of the same size."""
-    workload = graph.build("kapao", profiles.read_operators(data, "kapao"))
+    workload = graph.build_workload("kapao", profiles.read_operators(data, "kapao"))
     measured = profiles.read_measured(data)["kapao", "all"]
     model = workload.cost_model({}, LinkCosts(), 0.0)
     table = plan_table(Space(model, [1e7], codecs=False), "server_only")

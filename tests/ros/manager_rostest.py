@@ -23,13 +23,13 @@ class Obedience(unittest.TestCase):
         rospy.init_node("manager_rostest")
         self.mode = self.status = None
         rospy.Subscriber("offload/mode", OffloadMode, lambda message: setattr(self, "mode", message))
-        rospy.Subscriber("/diagnostics", DiagnosticArray, self.heard)
+        rospy.Subscriber("/diagnostics", DiagnosticArray, self.note_diagnostics)
         self.forecasts = rospy.Publisher("offload/forecast", Forecast, queue_size=10)
         self.bandwidth = rospy.Publisher("offload/bandwidth", Bandwidth, queue_size=10)
         topics = (self.forecasts, self.bandwidth)
         self.until(lambda: all(topic.get_num_connections() for topic in topics), None, "the manager's start")
 
-    def heard(self, message):
+    def note_diagnostics(self, message):
         for status in message.status:
             if status.name.startswith("offload_manager_node"):
                 self.status = status
@@ -62,10 +62,10 @@ class Obedience(unittest.TestCase):
     def chose(self, mode):
         return lambda: self.mode is not None and self.mode.mode == mode
 
-    def warns(self, words):
-        return lambda: self.status is not None and self.status.level == 1 and words in self.status.message
+    def warns(self, text):
+        return lambda: self.status is not None and self.status.level == 1 and text in self.status.message
 
-    def test_the_mode_follows_the_topic_and_its_failures_are_told(self):
+    def test_the_mode_follows_the_topic_and_its_failures_are_reported(self):
         self.until(self.chose("replay"), 20.0, "mode replay on a fast link")
         self.until(self.chose("split"), 1.0, "mode split on a slow link")
         assert "1.0 MB/s±10% up by offload/bandwidth, local 200" in self.mode.reason, self.mode.reason

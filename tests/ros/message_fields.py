@@ -391,10 +391,10 @@ DYNAMIC: Dict[str, Dict[str, str]] = {
 
 def rows(text: str) -> Dict[str, str]:
     """Answers by field."""
-    found: Dict[str, str] = {}
+    answers: Dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         names, _, answer = line.partition(" | ")
         for name in names.split():
-            assert name not in found, f"{name} has two answers"
-            found[name] = answer
-    return found
+            assert name not in answers, f"{name} has two answers"
+            answers[name] = answer
+    return answers

@@ -35,12 +35,14 @@ class Patrol(unittest.TestCase):
             ("/diagnostics", DiagnosticArray), *((f"offload/mode/{task}", OffloadMode) for task in TASKS),
         ):  # fmt: skip
             self.got[topic] = []
-            rospy.Subscriber(topic, kind, lambda message, topic=topic: self.keep(topic, message), queue_size=1000)
+            rospy.Subscriber(
+                topic, kind, lambda message, topic=topic: self.store_message(topic, message), queue_size=1000
+            )
         self.images = rospy.Publisher("camera/image_raw", Image, queue_size=100)
         self.ends = time.monotonic() + 150.0
         threading.Thread(target=self.film, daemon=True).start()
 
-    def keep(self, topic, message):
+    def store_message(self, topic, message):
         with self.lock:
             self.got[topic].append(message)
             if topic == "offload/turn_taken":
@@ -76,26 +78,26 @@ class Patrol(unittest.TestCase):
             seen = {topic: len(messages) for topic, messages in self.got.items()}
         raise AssertionError(f"{what} did not happen in time; heard: {seen}")
 
-    def turns(self, since=0, alone=False):
+    def turns(self, since=0, unmanaged=False):
         """Tasks whose turns were taken, in their order."""
         with self.lock:
             taken = [turn for turn in self.got["offload/turn_taken"][since:] if turn.state == Turn.TAKEN]
-        return [turn.task for turn in taken if (turn.number == 0) == alone]
+        return [turn.task for turn in taken if (turn.number == 0) == unmanaged]
 
-    def both(self, number, since=0, alone=False):
-        return lambda: all(self.turns(since, alone).count(task) >= number for task in TASKS)
+    def both(self, number, since=0, unmanaged=False):
+        return lambda: all(self.turns(since, unmanaged).count(task) >= number for task in TASKS)
 
     def now(self):
         with self.lock:
             return len(self.got["offload/turn_taken"])
 
-    def says(self, node, words):
-        def found():
+    def wait_status(self, node, text):
+        def reported():
             with self.lock:
-                told = [one for message in self.got["/diagnostics"][-20:] for one in message.status]
-            return any(node in one.name and words in one.message for one in told)
+                statuses = [one for message in self.got["/diagnostics"][-20:] for one in message.status]
+            return any(node in one.name and text in one.message for one in statuses)
 
-        return found
+        return reported
 
     def test_turns_with_and_without_a_manager(self):
         self.until(self.both(5), "five turns of each task")
@@ -122,11 +124,11 @@ class Patrol(unittest.TestCase):
         os.kill(pid, signal.SIGSTOP)
         since = self.now()
         try:
-            self.until(self.both(3, since, alone=True), "three turns of each without a manager")
-            self.until(self.says("kapao_node", "take turns by themselves"), "the word of it on /diagnostics")
+            self.until(self.both(3, since, unmanaged=True), "three turns of each without a manager")
+            self.until(self.wait_status("kapao_node", "take turns by themselves"), "the word of it on /diagnostics")
             with self.lock:
-                alone = [turn for turn in self.got["offload/turn_taken"] if not turn.number]
-            assert "manager" in alone[0].reason
+                unmanaged = [turn for turn in self.got["offload/turn_taken"] if not turn.number]
+            assert "manager" in unmanaged[0].reason
         finally:
             os.kill(pid, signal.SIGKILL)
         # it is started again

@@ -15,9 +15,9 @@ import rostest
 
 from edge_offload_benchmarks.ports import lasting_port
 
-HERE = pathlib.Path(__file__).resolve().parent
-GOLDEN = HERE / "golden_movenet.json"
-STREET, SCENES = HERE / "bags" / "street.bag", HERE / "golden_street.json"
+FOLDER = pathlib.Path(__file__).resolve().parent
+GOLDEN = FOLDER / "golden_movenet.json"
+STREET, SCENES = FOLDER / "bags" / "street.bag", FOLDER / "golden_street.json"
 FRAMES = ("--first", "300", "--every", "2", "--frames", "16")
 """What the golden was made from."""
 
@@ -65,12 +65,12 @@ class Regress(unittest.TestCase):
     def test_carried_results_are_counted_one_for_each_frame_and_inference(self):
         code, text = self.regress("--launch", "carry:=true")
         assert code == 0, text
-        words = r"{0} frames, {0} results \(.*: {1} was found is not compared\), {0} inferences.*: the same"
-        assert re.search(words.format(16, "who"), text), text
+        pattern = r"{0} frames, {0} results \(.*: {1} was found is not compared\), {0} inferences.*: the same"
+        assert re.search(pattern.format(16, "who"), text), text
         launch = ("results:=scenes", "cells:=64", "carry:=true")
         code, text = self.regress("--launch", *launch, bag=STREET, golden=SCENES)
         assert code == 0, text
-        assert re.search(words.format(3, "what"), text), text
+        assert re.search(pattern.format(3, "what"), text), text
 
     def test_other_model_is_refused(self):
         code, text = self.regress("--frames", "2", "--launch", "model:=kapao_n")
@@ -83,7 +83,7 @@ class Regress(unittest.TestCase):
         port = lasting_port()
         arguments = {"bag": self.bag, "out": out, "golden": GOLDEN, "faults": faults}
         done = subprocess.run(
-            ["roslaunch", "-p", str(port), str(HERE / "regress_fault.launch")]
+            ["roslaunch", "-p", str(port), str(FOLDER / "regress_fault.launch")]
             + [f"{key}:={value}" for key, value in arguments.items()],
             env={**os.environ, "ROS_MASTER_URI": f"http://localhost:{port}"},
             stdout=subprocess.PIPE,
@@ -97,15 +97,17 @@ class Regress(unittest.TestCase):
         from edge_offload.perception import regression
 
         golden = regression.load_golden(GOLDEN)
-        found = regression.find_differences(golden, self.outcome("none:none"))
-        assert found == [], found
-        found = regression.find_differences(
+        differences = regression.find_differences(golden, self.outcome("none:none"))
+        assert differences == [], differences
+        differences = regression.find_differences(
             golden, self.outcome(",".join(f"{i}:{fault}" for i, fault in FAULTS.items()))
         )
         for index, fault in FAULTS.items():
-            assert any(line.startswith(f"frame {index} ") for line in found), f"fault {fault} went unnoticed: {found}"
-        damaged = {line.split()[1] for line in found if "no frame has" not in line}
-        assert damaged == {str(index) for index in FAULTS}, found
+            assert any(line.startswith(f"frame {index} ") for line in differences), (
+                f"fault {fault} went unnoticed: {differences}"
+            )
+        damaged = {line.split()[1] for line in differences if "no frame has" not in line}
+        assert damaged == {str(index) for index in FAULTS}, differences
 
 
 if __name__ == "__main__":

@@ -23,14 +23,18 @@ class Replay(unittest.TestCase):
     def setUp(self):
         rospy.init_node("replay_rostest")
         self.lock, self.costs, self.people, self.stamps = threading.Lock(), [], [], []
-        rospy.Subscriber("offload/latency", Latency, lambda message: self.keep(self.costs, message), queue_size=1000)
-        rospy.Subscriber("kapao/people", PersonArray, lambda message: self.keep(self.people, message), queue_size=1000)
+        rospy.Subscriber(
+            "offload/latency", Latency, lambda message: self.store_message(self.costs, message), queue_size=1000
+        )
+        rospy.Subscriber(
+            "kapao/people", PersonArray, lambda message: self.store_message(self.people, message), queue_size=1000
+        )
         self.images = rospy.Publisher("camera/image_raw", Image, queue_size=100)
         self.until(lambda: self.images.get_num_connections() >= 2, "subscribers of the images")
 
-    def keep(self, kept, message):
+    def store_message(self, messages, message):
         with self.lock:
-            kept.append(message)
+            messages.append(message)
 
     def until(self, condition, what, timeout_s=120.0):
         ends = time.monotonic() + timeout_s

@@ -15,8 +15,8 @@ import pytest
 
 from edge_offload_benchmarks.ports import lasting_port
 
-HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+FOLDER = pathlib.Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
 
 
 def free_port() -> int:
@@ -65,10 +65,10 @@ class Listener:
         return self._subscriber.get_num_connections() > 0
 
     def by_stamp(self):
-        found = defaultdict(list)
+        messages_of = defaultdict(list)
         for message in list(self.messages):
-            found[message.header.stamp.to_nsec()].append(message)
-        return found
+            messages_of[message.header.stamp.to_nsec()].append(message)
+        return messages_of
 
     def close(self) -> None:
         self._subscriber.unregister()
@@ -129,9 +129,9 @@ class Graph:
         self.keys = keys
         self._processes = []
         self._listeners = []
-        self._diagnostics = self._keep(Listener("/diagnostics", DiagnosticArray))
+        self._diagnostics = self._register(Listener("/diagnostics", DiagnosticArray))
 
-    def _keep(self, listener):
+    def _register(self, listener):
         self._listeners.append(listener)
         return listener
 
@@ -148,7 +148,7 @@ class Graph:
             rospy.delete_param(full)
         for key, value in params.items():
             rospy.set_param(f"{full}/{key}", value)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+        environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{os.environ.get('PYTHONPATH', '')}"}
         # as a user's shell has it: torch takes every core unless told otherwise
         command = [*prefix, sys.executable, "-X", "faulthandler", str(ROOT / "scripts" / kind)]
         command += [f"__ns:={self.ns}", f"__name:={name}", *arguments]
@@ -157,7 +157,7 @@ class Graph:
         return process
 
     def listen(self, topic: str, kind) -> Listener:
-        return self._keep(Listener(f"{self.ns}/{topic}", kind))
+        return self._register(Listener(f"{self.ns}/{topic}", kind))
 
     def publisher(self, topic: str, kind, **options):
         import rospy
@@ -173,19 +173,19 @@ class Graph:
             if status.name.startswith(f"{process.name}:")
         ]
 
-    def says(self, process: Process, level: int, words: str = "") -> bool:
+    def has_status(self, process: Process, level: int, text: str = "") -> bool:
         """Whether the latest status of a node has this level, and these words in its message."""
-        found = self.statuses(process)
-        return bool(found) and found[-1].level == level and words in found[-1].message
+        statuses = self.statuses(process)
+        return bool(statuses) and statuses[-1].level == level and text in statuses[-1].message
 
-    def complains(self, process: Process, words: str) -> bool:
+    def complains(self, process: Process, text: str) -> bool:
         """Whether the latest status of a node is amber or red, with these words in its message."""
-        return any(self.says(process, level, words) for level in (1, 2))
+        return any(self.has_status(process, level, text) for level in (1, 2))
 
     def values(self, process: Process):
         """Figures in the latest status of a node."""
-        found = self.statuses(process)
-        return {item.key: item.value for item in found[-1].values} if found else {}
+        statuses = self.statuses(process)
+        return {item.key: item.value for item in statuses[-1].values} if statuses else {}
 
     def print_processes(self) -> None:
         """Print the end of each node's output, with the stacks of its threads if it still runs."""

@@ -22,8 +22,8 @@ from edge_offload.nodes.scene.scene_messages import labels_of
 from edge_offload_msgs.msg import Latency, SemanticGrid
 from edge_offload_msgs.srv import SetMode
 
-HERE = pathlib.Path(__file__).resolve().parent
-BAG, GOLDEN = HERE / "bags" / "street.bag", HERE / "golden_scenes.json"
+FOLDER = pathlib.Path(__file__).resolve().parent
+BAG, GOLDEN = FOLDER / "bags" / "street.bag", FOLDER / "golden_scenes.json"
 #: What another processor's kernels may change: so many voxels of those that are full, and metres of a path's length.
 VOXELS, METRES = 0.005, 0.5
 
@@ -51,7 +51,9 @@ class Scenes(unittest.TestCase):
         self.lock, self.got = threading.Lock(), {}
         for kind, topic in ((SemanticGrid, "agrnav/semantic_grid"), (OccupancyGrid, "agrnav/occupancy"),
                             (Path, "agrnav/path"), (Latency, "offload/latency")):  # fmt: skip
-            rospy.Subscriber(topic, kind, lambda message, topic=topic: self.keep(topic, message), buff_size=2**24)
+            rospy.Subscriber(
+                topic, kind, lambda message, topic=topic: self.store_message(topic, message), buff_size=2**24
+            )
         self.clouds = rospy.Publisher("/walk/points", PointCloud2, queue_size=4)
         with rosbag.Bag(str(BAG)) as bag:
             self.sweeps = [message for _, message, _ in bag.read_messages()]
@@ -59,7 +61,7 @@ class Scenes(unittest.TestCase):
         self.until(lambda: self.clouds.get_num_connections() > 0, "the LiDAR's node")
         rospy.wait_for_service("offload/set_mode", 60)
 
-    def keep(self, topic, message):
+    def store_message(self, topic, message):
         with self.lock:
             self.got[topic, message.header.stamp.to_nsec()] = message
 
@@ -101,29 +103,31 @@ class Scenes(unittest.TestCase):
     def in_mode(self, mode, sweep):
         """One sweep's result in ``mode``, sent once more if the robot helped out."""
         for _ in range(5):
-            found = self.result(sweep)
-            if found[3].mode == mode:
-                return found
-            assert found[3].fallback_reason, f"{found[3].mode} instead of {mode}, without a reason"
-        raise AssertionError(f"never in mode {mode}: {found[3].fallback_reason}")
+            result = self.result(sweep)
+            if result[3].mode == mode:
+                return result
+            assert result[3].fallback_reason, f"{result[3].mode} instead of {mode}, without a reason"
+        raise AssertionError(f"never in mode {mode}: {result[3].fallback_reason}")
 
     def test_grids_and_paths_are_those_of_the_golden_in_every_mode(self):
-        own = self.walk("local")
-        made = [summary(*messages[:3]) for messages in own]
+        local = self.walk("local")
+        made = [summary(*messages[:3]) for messages in local]
         if "--update" in sys.argv:
             GOLDEN.write_text(json.dumps(made) + "\n", encoding="utf-8")
         golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
         assert len(golden) == len(made) == len(self.sweeps)
-        for number, (wanted, found) in enumerate(zip(golden, made)):
-            full = sum(wanted["labels"][1:])
-            changed = np.abs(np.subtract(wanted["labels"], found["labels"])).sum()
+        for number, (golden_scene, made_scene) in enumerate(zip(golden, made)):
+            full = sum(golden_scene["labels"][1:])
+            changed = np.abs(np.subtract(golden_scene["labels"], made_scene["labels"])).sum()
             assert changed <= VOXELS * full, f"sweep {number}: {changed} of {full} voxels have other labels"
-            for value, cells in wanted["cells"].items():
-                assert abs(cells - found["cells"][value]) <= VOXELS * 64 * 64, f"sweep {number}: cells {value}"
-            assert abs(length(wanted["path"]) - length(found["path"])) <= METRES, f"sweep {number}: the path's length"
-            assert bool(wanted["path"]) == bool(found["path"]), f"sweep {number}: a path"
+            for value, cells in golden_scene["cells"].items():
+                assert abs(cells - made_scene["cells"][value]) <= VOXELS * 64 * 64, f"sweep {number}: cells {value}"
+            assert abs(length(golden_scene["path"]) - length(made_scene["path"])) <= METRES, (
+                f"sweep {number}: the path's length"
+            )
+            assert bool(golden_scene["path"]) == bool(made_scene["path"]), f"sweep {number}: a path"
         for mode in ("server", "replay"):
-            for number, (theirs, ours) in enumerate(zip(self.walk(mode), own)):
+            for number, (theirs, ours) in enumerate(zip(self.walk(mode), local)):
                 np.testing.assert_array_equal(labels_of(theirs[0]), labels_of(ours[0]), f"{mode}, sweep {number}")
                 assert theirs[1].data == ours[1].data, f"{mode}, sweep {number}: the slice"
                 assert len(theirs[2].poses) == len(ours[2].poses), f"{mode}, sweep {number}: the path"

@@ -42,8 +42,8 @@ class Mjpeg:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                wanted = "Basic " + base64.b64encode(camera.login.encode()).decode()
-                if camera.login and self.headers.get("Authorization") != wanted:
+                authorization = "Basic " + base64.b64encode(camera.login.encode()).decode()
+                if camera.login and self.headers.get("Authorization") != authorization:
                     self.send_response(401)
                     self.send_header("WWW-Authenticate", 'Basic realm="camera"')
                     self.end_headers()

@@ -159,7 +159,7 @@ def test_random_weights_are_named_on_diagnostics(graph):
     if SHIPPED.exists():
         pytest.skip("weights are shipped")
     node = graph.node("agrnav_node", cells=CELLS, threads=1)
-    wait_for(lambda: graph.says(node, 1, "not completed"), "the warning that nothing is completed")
+    wait_for(lambda: graph.has_status(node, 1, "not completed"), "the warning that nothing is completed")
 
 
 def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
@@ -210,9 +210,9 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
     wait_for(lambda: stamp in out.grids.by_stamp(), "the server's labels")
     remote = labels_of(out.grids.by_stamp()[stamp][0])
     # the operator of the server sees what the robot made of it
-    for seen, own in zip(shown, (out.grids, out.slices, out.paths)):
+    for seen, local in zip(shown, (out.grids, out.slices, out.paths)):
         wait_for(lambda seen=seen: stamp in seen.by_stamp(), "the same on the server")
-        theirs, ours = seen.by_stamp()[stamp][0], own.by_stamp()[stamp][0]
+        theirs, ours = seen.by_stamp()[stamp][0], local.by_stamp()[stamp][0]
         for message in (theirs, ours):
             message.header.seq = 0
             for pose in getattr(message, "poses", []):
@@ -229,7 +229,7 @@ def test_a_server_computes_and_when_it_dies_the_robot_does(graph, weights):
 
 
 @pytest.mark.slow
-def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
+def test_modes_of_the_virtual_device_give_the_local_labels(graph, weights):
     from sensor_msgs.msg import PointCloud2
 
     from edge_offload.mode import TABLE, Mode
@@ -254,7 +254,7 @@ def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
     )
     sweeps = graph.publisher("lidar/points", PointCloud2)
     modes = graph.publisher("offload/mode", OffloadMode, latch=True)
-    last, found = 10**9, {}
+    last, labels_by_mode = 10**9, {}
     for mode in (Mode.LOCAL, Mode.SERVER, Mode.LAZY, Mode.REPLAY):
         modes.publish(OffloadMode(mode=mode.value, code=TABLE[mode].code, reason="test"))
 
@@ -264,8 +264,8 @@ def test_modes_of_the_virtual_device_give_the_robots_own_labels(graph, weights):
         last = feed(sweeps, floor_and_wall(), last, ran, f"a result in mode {mode}")
         stamp = ran()[-1].header.stamp.to_nsec()
         wait_for(lambda stamp=stamp: stamp in out.grids.by_stamp(), f"the labels of mode {mode}")
-        found[mode] = labels_of(out.grids.by_stamp()[stamp][0])
-        np.testing.assert_array_equal(found[mode], found[Mode.LOCAL], f"mode {mode}")
+        labels_by_mode[mode] = labels_of(out.grids.by_stamp()[stamp][0])
+        np.testing.assert_array_equal(labels_by_mode[mode], labels_by_mode[Mode.LOCAL], f"mode {mode}")
 
 
 def test_a_broken_sweep_gives_an_empty_result_and_a_word_of_it(graph):
@@ -280,11 +280,11 @@ def test_a_broken_sweep_gives_an_empty_result_and_a_word_of_it(graph):
     broken.data = broken.data[:50]
     wait_for(lambda: out.costs.connected, "the node's start")
 
-    def told():
+    def has_message():
         sweeps.publish(broken)
         return any("truncated" in cost.error for cost in list(out.costs.messages))
 
-    wait_for(told, "the failed sweep's result")
+    wait_for(has_message, "the failed sweep's result")
     assert not labels_of(out.grids.messages[-1]).any()
     assert set(out.slices.messages[-1].data) == {-1}
     assert node.running

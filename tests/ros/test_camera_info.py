@@ -133,7 +133,7 @@ def test_pixels_and_points_belong_together_as_for_image_geometry(drawn):
 
 @settings(deadline=None, max_examples=50)
 @given(infos(models=("plumb_bob", "rational_polynomial"), resizes=False))
-def test_image_geometry_itself_says_the_same(drawn):
+def test_image_geometry_gives_equal_results(drawn):
     model = pytest.importorskip("image_geometry", reason="no image_geometry here").PinholeCameraModel()
     info, (width, height), _ = drawn
     model.fromCameraInfo(info)
@@ -153,8 +153,8 @@ INFO = functools.partial(
 )
 
 
-def region(left, top, width, height):
-    return RegionOfInterest(x_offset=left, y_offset=top, width=width, height=height)
+def region(x0, top, width, height):
+    return RegionOfInterest(x_offset=x0, y_offset=top, width=width, height=height)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_one_point_of_the_sensor_is_one_direction_however_much_of_it_is_publishe
 
 
 @pytest.mark.parametrize(
-    ("info", "size", "words"),
+    ("info", "size", "message"),
     [
         (INFO(), (640, 360), "640x480; the images are 640x360; calibrate"),
         (INFO(roi=region(0, 0, 640, 360)), (320, 240), "roi is 640x360; the images are 320x240"),
@@ -194,11 +194,11 @@ def test_one_point_of_the_sensor_is_one_direction_however_much_of_it_is_publishe
         (INFO(roi=region(2**32 - 1, 0, 2, 2)), (2, 2), "is not within"),
     ],
 )
-def test_images_of_a_size_that_does_not_fit_are_told_with_the_remedy(info, size, words):
-    if words is None:
+def test_images_of_a_size_that_does_not_fit_are_reported_with_the_remedy(info, size, message):
+    if message is None:
         fit_calibration(info, *size)
         return
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         fit_calibration(info, *size)
 
 
@@ -215,7 +215,7 @@ def test_images_of_a_size_that_does_not_fit_are_told_with_the_remedy(info, size,
         ("Kannala Brandt4", [0.02, -0.01, 0, 0, 0], "fisheye"),
     ],
 )
-def test_lenses_are_known_by_the_names_that_drivers_give_them(model, coefficients, as_for):
+def test_lenses_are_identified_by_the_names_of_drivers(model, coefficients, as_for):
     cut = coefficients[:4] if as_for == "fisheye" else coefficients
     pixels = PIXELS * [640, 480]
     rays = [
@@ -226,7 +226,7 @@ def test_lenses_are_known_by_the_names_that_drivers_give_them(model, coefficient
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"distortion_model": "none", "D": [0.1, 0, 0, 0]}, "unknown distortion model 'none'"),
         ({"distortion_model": "ftheta"}, "unknown distortion model 'ftheta'"),
@@ -239,8 +239,8 @@ def test_lenses_are_known_by_the_names_that_drivers_give_them(model, coefficient
         ({"K": [0.0] * 9}, "K is no camera matrix"),
     ],
 )
-def test_a_calibration_that_makes_no_sense_is_refused_in_words(changes, words):
-    with pytest.raises(BadInput, match=words):
+def test_a_calibration_that_makes_no_sense_is_refused_with_a_message(changes, message):
+    with pytest.raises(BadInput, match=message):
         camera_of(INFO(**changes))
 
 
@@ -268,7 +268,7 @@ def test_rectified_images_take_p_and_have_no_distortion():
         ("/camera/rectified/image", True), ("/camera/unrectified/image", False),
     ],
 )  # fmt: skip
-def test_topics_of_rectified_images_are_known_by_name(topic, answer):
+def test_topics_of_rectified_images_are_identified_by_name(topic, answer):
     assert is_rectified(topic) is answer
 
 
@@ -306,15 +306,15 @@ def intake(monkeypatch):
 
 def test_the_region_that_is_read_may_move_while_frames_are_computed(intake):
     made, see, ray, _ = intake()
-    for second, left in ((1, 0), (2, 0), (3, 100), (4, 100), (5, 300)):
-        see(INFO(roi=region(left, 0, 320, 240)), second)
+    for second, x0 in ((1, 0), (2, 0), (3, 100), (4, 100), (5, 300)):
+        see(INFO(roi=region(x0, 0, 320, 240)), second)
     assert len(made._infos) == 3, "each once"
-    for second, left in ((1, 0), (2.5, 0), (3, 100), (4.9, 100), (5, 300), (9, 300), (0.5, 300)):
-        assert ray(second, (0, 0), 320, 240)[0] == pytest.approx((left - 320) / 500), second
+    for second, x0 in ((1, 0), (2.5, 0), (3, 100), (4.9, 100), (5, 300), (9, 300), (0.5, 300)):
+        assert ray(second, (0, 0), 320, 240)[0] == pytest.approx((x0 - 320) / 500), second
     assert ray(1, (0, 0), 320, 240, placeable=False)[0] == pytest.approx((300 - 320) / 500), "the newest"
 
 
-def test_images_that_do_not_fit_their_calibration_are_told_on_diagnostics_until_they_do(intake):
+def test_images_that_do_not_fit_their_calibration_are_reported_on_diagnostics_until_they_do(intake):
     made, see, ray, health = intake()
     see(INFO(binning_x=2, binning_y=2), 1)
     assert made.wait_for_size(0.0) == (320, 240)
@@ -330,7 +330,7 @@ def test_images_that_do_not_fit_their_calibration_are_told_on_diagnostics_until_
     assert "not within" in health.make_report().message
 
 
-def test_a_node_whose_images_are_rectified_takes_p(intake):
+def test_a_node_of_rectified_images_uses_p(intake):
     bent = {"D": [-0.3, 0.1, 0, 0, 0], "P": [400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0]}
     for topic, at in (("/camera/image_rect_color", [0.2, 0.1]), ("/camera/image_raw", [0.1201, 0])):
         _, see, ray, _ = intake(topic)
@@ -348,8 +348,10 @@ def test_a_bag_of_rectified_images_is_stepped_with_their_calibration(tmp_path, m
 
     with rosbag.Bag(str(tmp_path / "walk.bag"), "w") as bag:
         bag.write("/left/image_rect", Image(), genpy.Time(1))
-    told = []
-    monkeypatch.setattr(regress_node.rospy, "Publisher", lambda *_, **__: types.SimpleNamespace(publish=told.append))
+    published = []
+    monkeypatch.setattr(
+        regress_node.rospy, "Publisher", lambda *_, **__: types.SimpleNamespace(publish=published.append)
+    )
     monkeypatch.setattr(regress_node.rospy, "Subscriber", lambda *_, **__: None)
     monkeypatch.setattr(regress_node.threading, "Thread", lambda **_: types.SimpleNamespace(start=lambda: None))
     params = {"bag": str(tmp_path / "walk.bag"), "out": "out.json", "results": "people", "topic": "", "network": ""}
@@ -358,5 +360,5 @@ def test_a_bag_of_rectified_images_is_stepped_with_their_calibration(tmp_path, m
     node._companions["/left/camera_info"](
         INFO(D=[-0.3, 0.1, 0, 0, 0], P=[400.0, 0, 300, 0, 0, 400, 200, 0, 0, 0, 1, 0])
     )
-    (info,) = told
+    (info,) = published
     assert (info.K[0], info.K[2], list(info.D)) == (400.0, 300.0, [])

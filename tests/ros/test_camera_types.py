@@ -24,7 +24,7 @@ class Hedgehog(FrameSource):
 
     def __init__(self, value, rate=0.0):
         self.check(value)
-        self.name, self.asked_rate = f"hedgehog {value}", rate
+        self.name, self.requested_rate = f"hedgehog {value}", rate
 
     @classmethod
     def check(cls, value):
@@ -61,7 +61,7 @@ def test_a_new_type_is_checked_with_the_arguments_of_a_launch(hedgehog):
     assert "hedgehog://garden/2 (hedgehog)" in line, "what may be given instead"
 
 
-def test_a_new_type_is_opened_by_camera_node_and_told_in_its_help(master, hedgehog, monkeypatch):
+def test_a_new_type_is_opened_by_camera_node_and_listed_in_its_help(master, hedgehog, monkeypatch):
     from edge_offload.nodes.camera import camera_node
     from edge_offload.nodes.common import params
     from edge_offload.nodes.common.base import render_help
@@ -72,7 +72,7 @@ def test_a_new_type_is_opened_by_camera_node_and_told_in_its_help(master, hedgeh
         for name in ("device", "video"):
             source = sources.open_source(params.read(declared.declared, {name: "hedgehog://garden", "rate": 3}))
             assert isinstance(source, Hedgehog)
-            assert source.asked_rate == 3
+            assert source.requested_rate == 3
     finally:
         monkeypatch.undo()
         importlib.reload(camera_node)
@@ -88,7 +88,7 @@ def camera_of(*given):
     return node, {key[len(prefix) :]: p.value for key, p in config.params.items() if key.startswith(prefix)}
 
 
-def test_a_launch_file_hands_a_new_type_to_the_node_and_starts_that_again(master, hedgehog, monkeypatch):
+def test_a_launch_file_hands_a_new_type_to_the_node_and_restarts_it(master, hedgehog, monkeypatch):
     for given in ("camera:=hedgehog://garden/2", "video:=hedgehog://garden/2"):
         node, params = camera_of(given)
         monkeypatch.setattr(sources.os, "environ", {**sources.os.environ, **dict(node.env_args)})

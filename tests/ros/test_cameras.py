@@ -20,7 +20,7 @@ HEIGHT_M, DOWN_DEGREES, WORLD = 2.0, 30, "map_of_cameras"
 FOCAL = {"front": 100.0, "left": 200.0, "rear": 300.0}
 
 
-def looks():
+def camera_rotation():
     """Turns what a camera sees into the world: all look ahead and down."""
     from scipy.spatial.transform import Rotation
 
@@ -33,7 +33,7 @@ def ground(name, person):
     import numpy as np
 
     pixel = np.array([(person.x_min + person.x_max) / 2 - 64, person.y_max - 48, FOCAL[name]])
-    ray = looks().apply(pixel / FOCAL[name])
+    ray = camera_rotation().apply(pixel / FOCAL[name])
     return np.array([0, 0, HEIGHT_M]) - ray * HEIGHT_M / ray[2]
 
 
@@ -49,7 +49,7 @@ def poses(master):
     for name in CAMERAS:
         message = TransformStamped(child_frame_id=f"{name}_optical_frame")
         message.header.frame_id, message.header.stamp = WORLD, rospy.Time(1)
-        message.transform.translation.z, message.transform.rotation = HEIGHT_M, Quaternion(*looks().as_quat())
+        message.transform.translation.z, message.transform.rotation = HEIGHT_M, Quaternion(*camera_rotation().as_quat())
         messages.append(message)
     broadcaster.sendTransform(messages)
 
@@ -103,7 +103,7 @@ def options(graph, **params):
     return {"model": "tiny_people:make", "threads": 1, "keys": str(graph.keys), "camera_ns": list(CAMERAS), **params}
 
 
-def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_results(graph, poses):
+def test_three_cameras_share_one_session_in_turns_with_separate_results(graph, poses):
     import numpy as np
 
     from edge_offload_msgs.msg import ServerStatus
@@ -156,8 +156,8 @@ def test_three_cameras_share_one_session_and_take_turns_and_each_has_its_own_res
         had = Counter(dict.fromkeys(CAMERAS, 0), **Counter(turns[:upto]))
         assert max(had.values()) - min(had.values()) <= 1, turns[:upto]
     wait_for(lambda: status.messages[-1].inferences >= len(turns), "the server's word")
-    said = status.messages[-1]
-    assert (said.robots, [model.name for model in said.models]) == (1, ["tiny_people:make"])
+    output = status.messages[-1]
+    assert (output.robots, [model.name for model in output.models]) == (1, ["tiny_people:make"])
     # one camera falls silent: the others go on, and its name is said
     ends = time.monotonic() + 5.0
     while time.monotonic() < ends and not graph.complains(node, "rear: no image on"):
@@ -202,8 +202,8 @@ def test_one_namespace_may_be_given_without_a_list():
 
 
 def test_a_node_refuses_what_several_cameras_cannot_have_in_one_line(graph):
-    asked = {"camera_ns": ["front", "left"], "carry": True, "accuracy": 0.05}
-    node = graph.node("kapao_node", model="tiny_people:make", **asked)
+    params = {"camera_ns": ["front", "left"], "carry": True, "accuracy": 0.05}
+    node = graph.node("kapao_node", model="tiny_people:make", **params)
     assert node.wait(90) == 1
     (line,) = [line for line in node.output.splitlines() if "cannot start" in line]
     assert "~accuracy is promised for the results of one camera; give ~camera_ns one camera" in line

@@ -25,19 +25,19 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
     from edge_offload.nodes.inference.carry import CarryThread, Task
     from edge_offload.nodes.inference.intake import Frame
 
-    told, begun, go_on = [], threading.Event(), threading.Event()
+    events, begun, go_on = [], threading.Event(), threading.Event()
     still = SimpleNamespace(degraded="", carry=lambda result, *_: result, steps=lambda *_: iter(()))
-    fails = functools.partial(told.append, "failed")
-    task = Task(still, lambda _: True, lambda *_: told.append("frame"), lambda *_: fails(), lambda *_: 0.0)
-    thread = CarryThread(task, 1.0, Health(), lambda *_: told.append("error"))
+    fails = functools.partial(events.append, "failed")
+    task = Task(still, lambda _: True, lambda *_: events.append("frame"), lambda *_: fails(), lambda *_: 0.0)
+    thread = CarryThread(task, 1.0, Health(), lambda *_: events.append("error"))
     thread.start(lambda *_: None)
 
     def steps(number):
-        told.append(number)
+        events.append(number)
         begun.set()
         go_on.wait(10.0)
         yield
-        told.append(f"{number} taken in")
+        events.append(f"{number} taken in")
 
     thread.take_in_result(functools.partial(steps, 0))
     assert begun.wait(10.0)
@@ -47,10 +47,10 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
     thread.put(Frame(SimpleNamespace(header=SimpleNamespace(stamp=stamp)), time.monotonic()))
     go_on.set()
     assert thread.drain(10.0)
-    assert told == [0, "frame", "0 taken in", 3, "3 taken in"]
+    assert events == [0, "frame", "0 taken in", 3, "3 taken in"]
 
 
-def test_a_frame_that_cannot_be_used_is_told_on_diagnostics_until_one_can():
+def test_a_frame_that_cannot_be_used_is_reported_on_diagnostics_until_one_can():
     pytest.importorskip("rospy", reason="no ROS here")
     from edge_offload.errors import BadInput
     from edge_offload.nodes.common.health import WARN, Health
@@ -86,7 +86,7 @@ def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, im
     wait_for(lambda: graph.values(node).get("frames offered") == "61", "the arrival of all images")
     taken = int(graph.values(node)["frames taken"])
     wait_for(lambda: len(people) == taken, "a result for every image taken up")
-    results = [message for found in people.by_stamp().values() for message in found]
+    results = [message for messages in people.by_stamp().values() for message in messages]
     assert len(results) == taken
     assert taken + int(graph.values(node)["frames superseded"]) == 61
     assert 2 <= len(latency) < 0.5 * taken, "one for each inference, not for each image"
@@ -105,7 +105,7 @@ def test_every_image_has_one_result_at_once_though_the_network_is_slow(graph, im
     assert len({message.people[0].id for message in late}) <= 3
 
 
-def test_a_network_of_the_robots_own_stands_in_where_it_is_the_better_one(graph, images):
+def test_a_local_network_stands_in_where_it_is_the_better_one(graph, images):
     """It is the same network, only quicker, so it loses nothing; offload/drop says so."""
     from edge_offload_msgs.msg import Drop
 
@@ -135,7 +135,7 @@ def first_header(images):
 
 
 @pytest.mark.parametrize("odometry", ["before", "late", ""])
-def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odometry):
+def test_every_sweep_has_one_scene_and_missing_odometry_is_reported(graph, odometry):
     import rospy
     import tf2_ros
     from geometry_msgs.msg import Quaternion, TransformStamped, Vector3
@@ -151,8 +151,8 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
     wait_for_readers(sweeps, timeout_s=120)
     tf = tf2_ros.TransformBroadcaster()
     wait_for_readers(tf.pub_tf)
-    points, began = floor_and_wall(), 1_700_000_000_000_000_000
-    apart_s = 0.2 if odometry == "late" else 0.1
+    points, first_ns = floor_and_wall(), 1_700_000_000_000_000_000
+    period_s = 0.2 if odometry == "late" else 0.1
 
     def move(number, stamp):
         header = Header(stamp=rospy.Time(*divmod(stamp, 10**9)), frame_id="still")
@@ -161,7 +161,7 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
         tf.sendTransform(moved)
 
     for number in range(20):
-        stamp = began + number * round(apart_s * 1e9)
+        stamp = first_ns + number * round(period_s * 1e9)
         if odometry == "before":
             move(number, stamp)
             time.sleep(0.01)
@@ -173,12 +173,12 @@ def test_every_sweep_has_one_scene_and_without_odometry_that_is_said(graph, odom
         if odometry == "late":
             time.sleep(0.05)
             move(number, stamp)
-        time.sleep(apart_s - 0.05 * (odometry == "late"))
+        time.sleep(period_s - 0.05 * (odometry == "late"))
     wait_for(lambda: graph.values(node).get("sweeps offered") == "20", "the arrival of all sweeps")
     taken = int(graph.values(node)["sweeps taken"])
     wait_for(lambda: len(scenes) == taken, "a scene for every sweep taken up")
     assert len(latency) <= taken
-    origins = [found[0].result.origin for found in scenes.by_stamp().values()]
-    assert {len(found) for found in scenes.by_stamp().values()} == {1}
+    origins = [messages[0].result.origin for messages in scenes.by_stamp().values()]
+    assert {len(result) for result in scenes.by_stamp().values()} == {1}
     assert "carried" in origins or "local" in origins
-    assert graph.says(node, 1, "scenes are held") != bool(odometry)
+    assert graph.has_status(node, 1, "scenes are held") != bool(odometry)

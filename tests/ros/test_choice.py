@@ -9,26 +9,26 @@ network = pytest.importorskip("edge_offload.nodes.inference.network", reason="ne
 CANDIDATES = (Mode.LOCAL, Mode.REPLAY, Mode.SPLIT)
 
 
-def test_with_everything_there_the_bridge_is_told_apart_from_the_choice():
+def test_with_everything_present_the_bridge_and_the_choice_are_distinguished():
     assert network._describe_choice(CANDIDATES, {}) == (
         "local, replay, split; server until replay is ready, and while it is slower"
     )
 
 
 def test_off_the_virtual_device_replay_is_named_with_its_reason_and_server_stands_in_for_good():
-    words = network._describe_choice(CANDIDATES, {Mode.REPLAY: "virtual_device is false"})
-    assert words == "local, split; server for replay; not replay: virtual_device is false"
+    text = network._describe_choice(CANDIDATES, {Mode.REPLAY: "virtual_device is false"})
+    assert text == "local, split; server for replay; not replay: virtual_device is false"
 
 
-def test_without_a_server_the_robot_is_all_that_is_left():
+def test_without_a_server_only_the_robot_remains():
     absent = {mode: "there is no server" for mode in Mode if mode is not Mode.LOCAL}
-    words = network._describe_choice(CANDIDATES, absent)
-    assert words.startswith("local;")
-    assert "not split: there is no server" in words
-    assert "server for" not in words
+    text = network._describe_choice(CANDIDATES, absent)
+    assert text.startswith("local;")
+    assert "not split: there is no server" in text
+    assert "server for" not in text
 
 
-def test_a_mode_that_cannot_run_here_is_not_said_to_be_in_force():
+def test_an_unavailable_mode_is_not_reported_as_active():
     """The manager begins with ``server``, before a node has said that it has none."""
     import types
 
@@ -43,7 +43,7 @@ def test_a_mode_that_cannot_run_here_is_not_said_to_be_in_force():
 
 
 @pytest.mark.parametrize("server", ["", "tcp://127.0.0.1:5700"])
-def test_turns_that_nobody_gives_are_told_where_there_is_a_server_to_take_them_at(monkeypatch, server):
+def test_turns_without_a_giver_are_reported_if_a_server_is_configured(monkeypatch, server):
     import types
 
     from edge_offload.nodes.common.health import OK, WARN, Health

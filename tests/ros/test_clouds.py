@@ -125,7 +125,7 @@ def test_a_row_step_that_is_not_right_is_not_needed(width, height, row_step):
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("message", "expected"),
     [
         (plain(POINTS.tobytes() + bytes(8), 4, 2, 0), "state row_step"),
         (plain(POINTS.tobytes()[:-1], 4, 2, 0), "truncated"),
@@ -134,8 +134,8 @@ def test_a_row_step_that_is_not_right_is_not_needed(width, height, row_step):
         (plain(POINTS.tobytes(), 8, 1, 96, [PointField("x", 0, 9, 1), *XYZ[1:]]), "datatype 9"),
     ],
 )
-def test_a_layout_that_says_too_little_is_refused_in_words(message, words):
-    with pytest.raises(BadInput, match=words):
+def test_an_incomplete_layout_is_refused_with_a_message(message, expected):
+    with pytest.raises(BadInput, match=expected):
         cloud_to_points(message)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ros
 STAGES = {"encode": 0.01, "compute_robot": 0.03, "compute_server": 0.05, "decode": 0.01}
 
 
-def test_a_split_frame_says_in_what_of_its_time_both_sides_computed_and_each_did_not():
+def test_a_split_frame_shows_its_overlap_and_the_idle_times():
     message = latency_message(InferenceReport(Mode.SPLIT, "net", 0.1, STAGES, overlap_s=0.02), Header())
     shares = [getattr(message, name) for name in SHARES]
     assert shares == pytest.approx([0.2, 0.5, 0.5])
@@ -38,7 +38,7 @@ def test_of_other_modes_it_is_not_a_number(mode):
     assert [record[name] for name in SHARES] == [None] * 3, "what JSON can say"
 
 
-def test_shares_stay_within_the_whole():
+def test_shares_sum_to_at_most_one():
     stages = dict.fromkeys(STAGES, 0.2)
     message = latency_message(InferenceReport(Mode.SPLIT, "net", 0.1, stages, overlap_s=0.3), Header())
     assert [getattr(message, name) for name in SHARES] == [1.0, 0.0, 0.0]

@@ -126,9 +126,9 @@ def transported(pixels: np.ndarray, encoding: str, file: str, form: str) -> Comp
 def test_a_compressed_image_is_the_picture_of_its_raw_topic(encoding, file):
     """Of the formats that image_transport writes: rgb8; jpeg compressed bgr8, bayer_rggb8; png compressed."""
     form = f"{encoding}; {file} compressed {'bgr8' if encoding in COLOURS else ''}"
-    found = image_to_bgr(transported(samples(encoding), encoding, f".{file}", form)).astype(int)
-    apart = np.abs(found - image_to_bgr(message(samples(encoding), encoding)))
-    assert apart.max() == 0 if file == "png" else apart.mean() < 4
+    picture = image_to_bgr(transported(samples(encoding), encoding, f".{file}", form)).astype(int)
+    difference = np.abs(picture - image_to_bgr(message(samples(encoding), encoding)))
+    assert difference.max() == 0 if file == "png" else difference.mean() < 4
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ def test_a_file_with_transparency_or_one_channel_is_a_picture_whatever_word_name
     np.testing.assert_array_equal(image_to_bgr(CompressedImage(Header(), "png", clear)), SCENE)
     grey = cv2.imencode(".png", samples("mono8"))[1].tobytes()
     for form in ("jpeg", "", "mono8; png compressed mono8", "8UC1; png compressed ", "bgr8; jpeg compressed bgr8"):
-        found = image_to_bgr(CompressedImage(Header(), form, grey))
-        np.testing.assert_array_equal(found, np.repeat(samples("mono8")[..., None], 3, axis=2))
+        picture = image_to_bgr(CompressedImage(Header(), form, grey))
+        np.testing.assert_array_equal(picture, np.repeat(samples("mono8")[..., None], 3, axis=2))
 
 
 COUNTS = np.arange(7000, 9000, dtype=np.uint16).reshape(40, 50)
 
 
 @pytest.mark.parametrize(
-    ("form", "pixels", "words"),
+    ("form", "pixels", "error"),
     [
         ("mono16; png compressed ", COUNTS, "mono16.*16 bits.*8 bits"),
         ("16UC1; png compressed ", COUNTS, "16uc1.*16 bits.*8 bits"),
@@ -179,9 +179,9 @@ COUNTS = np.arange(7000, 9000, dtype=np.uint16).reshape(40, 50)
         ("32FC1; compressedDepth png", COUNTS, "depth image.*colour"),
     ],
 )  # fmt: skip
-def test_a_compressed_image_that_has_not_the_picture_of_its_raw_topic_is_refused_with_the_remedy(form, pixels, words):
+def test_a_compressed_image_that_has_not_the_picture_of_its_raw_topic_is_refused_with_the_remedy(form, pixels, error):
     coded = cv2.imencode(".jpg" if "jpeg" in form else ".png", pixels)[1].tobytes()
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=error):
         image_to_bgr(CompressedImage(Header(), form, coded))
 
 
@@ -195,7 +195,7 @@ GOOD = message(RED, "bgr8")
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "error"),
     [
         ({"encoding": "32FC1"}, "32FC1"),
         ({"encoding": ""}, "not supported"),
@@ -208,12 +208,12 @@ GOOD = message(RED, "bgr8")
         ({"height": 2**31}, "pixels"),
     ],
 )
-def test_an_image_that_contradicts_itself_is_refused_in_words(changes, words):
-    spoiled = message(RED, "bgr8")
+def test_an_image_that_contradicts_itself_is_refused_with_a_message(changes, error):
+    broken = message(RED, "bgr8")
     for field, value in changes.items():
-        setattr(spoiled, field, value)
-    with pytest.raises(BadInput, match=words):
-        image_to_bgr(spoiled)
+        setattr(broken, field, value)
+    with pytest.raises(BadInput, match=error):
+        image_to_bgr(broken)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_no_header_and_data_whatever_do_worse_than_a_clear_error(width, height, 
     assert bgr.dtype == np.uint8
 
 
-def test_images_survive_the_way_there_and_back():
+def test_images_survive_a_round_trip():
     rng = np.random.default_rng(0)
     bgr = rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)
     np.testing.assert_array_equal(image_to_bgr(bgr_to_image(bgr, Header())), bgr)
@@ -260,8 +260,8 @@ def test_depth_keeps_its_values_in_either_byte_order(big):
     for encoding, kind, values in (("16UC1", "u2", [[0, 1500], [65535, 2]]), ("32FC1", "f4", [[0.5, np.nan], [1, 2]])):
         pixels = np.array(values, dtype=order + kind)
         depth = Image(Header(), 2, 2, encoding, big, pixels.itemsize * 2, pixels.tobytes())
-        found, named = depth_pixels(depth)
-        np.testing.assert_array_equal(found, np.array(values, dtype=kind))
+        picture, named = depth_pixels(depth)
+        np.testing.assert_array_equal(picture, np.array(values, dtype=kind))
         assert named == encoding
 
 
@@ -278,7 +278,7 @@ def cloud(fields, step, data, width, height=1, row_step=None, big=False) -> Poin
     return PointCloud2(Header(), height, width, made, big, step, row, data, False)
 
 
-def test_points_are_found_at_any_offset_and_type_and_bad_ones_left_out():
+def test_points_are_read_at_any_offset_and_type_and_bad_ones_omitted():
     layout = np.dtype(
         {"names": ["x", "y", "z"], "formats": ["<f8", "<f4", "<f4"], "offsets": [8, 0, 20], "itemsize": 32}
     )
@@ -298,7 +298,7 @@ XYZ = [("x", 0, PointField.FLOAT32), ("y", 4, PointField.FLOAT32), ("z", 8, Poin
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("made", "error"),
     [
         (cloud(XYZ[:2], 12, bytes(12), 1), "without z"),
         (cloud(XYZ, 12, bytes(11), 1), "truncated"),
@@ -307,12 +307,12 @@ XYZ = [("x", 0, PointField.FLOAT32), ("y", 4, PointField.FLOAT32), ("z", 8, Poin
         (cloud(XYZ, 12, bytes(24), 2**31), "truncated"),
     ],
 )
-def test_a_cloud_that_contradicts_itself_is_refused_in_words(made, words):
-    with pytest.raises(BadInput, match=words):
+def test_a_cloud_that_contradicts_itself_is_refused_with_a_message(made, error):
+    with pytest.raises(BadInput, match=error):
         cloud_to_points(made)
 
 
-def test_an_empty_cloud_has_no_points_and_clouds_survive_the_way_there_and_back():
+def test_an_empty_cloud_has_no_points_and_clouds_survive_a_round_trip():
     assert cloud_to_points(cloud(XYZ, 12, b"", 0)).shape == (0, 4)
     points = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
     np.testing.assert_array_equal(cloud_to_points(points_to_cloud(points, Header())), points)

@@ -38,10 +38,10 @@ class Page:
                 if isinstance(message, bytes):
                     self.pictures.append(message[8:])
                     continue
-                told = json.loads(message)
-                self.status = told.get("status", self.status)
-                self.events += [event["text"] for event in told.get("events", [])]
-                for kind, records in told.get("records", {}).items():
+                record = json.loads(message)
+                self.status = record.get("status", self.status)
+                self.events += [event["text"] for event in record.get("events", [])]
+                for kind, records in record.get("records", {}).items():
                     self.records.setdefault(kind, []).extend(records)
 
         def run() -> None:
@@ -56,7 +56,7 @@ class Page:
         self._thread.join(60)
 
 
-def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
+def test_topics_are_on_the_page_and_pictures_only_for_an_open_page(graph):
     import rospy
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
     from sensor_msgs.msg import CompressedImage
@@ -120,7 +120,7 @@ def test_topics_are_on_the_page_and_pictures_only_while_somebody_looks(graph):
     assert node.stop() == 0
 
 
-def test_others_may_only_look_with_a_token(graph):
+def test_others_need_a_token_to_read(graph):
     node = graph.node("dashboard_node", port=0, host="0.0.0.0")
     assert node.wait() == 1
     assert "no token protects the dashboard" in node.output
@@ -137,7 +137,7 @@ for number in range(100000):
 """
 
 
-def test_a_master_that_is_started_anew_is_found_again(tmp_path):
+def test_a_restarted_master_is_reconnected(tmp_path):
     try:
         import rosgraph
 
@@ -159,8 +159,8 @@ def test_a_master_that_is_started_anew_is_found_again(tmp_path):
         wait_for(lambda: rosgraph.is_master_online(environment["ROS_MASTER_URI"]), "the master's start")
         return process
 
-    def said(words: str, since: int = 0) -> bool:
-        return any(record["reason"].startswith(words) for record in page.records.get("mode", [])[since:])
+    def has_reason(text: str, since: int = 0) -> bool:
+        return any(record["reason"].startswith(text) for record in page.records.get("mode", [])[since:])
 
     def address() -> str:
         return next((word for word in node.output.split() if word.startswith("http://127")), "")
@@ -175,7 +175,7 @@ def test_a_master_that_is_started_anew_is_found_again(tmp_path):
         node = begin(sys.executable, ROOT / "scripts" / "dashboard_node", "_port:=0")
         page = Page(wait_for(address, "the page"))
         begin(sys.executable, "-c", PUBLISHER, "old")
-        wait_for(lambda: said("old"), "a mode by the old publisher")
+        wait_for(lambda: has_reason("old"), "a mode by the old publisher")
         kill(first)
         wait_for(lambda: page.status["state"] == "lost", "the loss")
         assert f"no ROS master at http://localhost:{port}" in page.status["text"]
@@ -184,9 +184,9 @@ def test_a_master_that_is_started_anew_is_found_again(tmp_path):
         wait_for(lambda: len(page.records["mode"]) > before, "more modes by the old publisher")
         master()
         begin(sys.executable, "-c", PUBLISHER, "new")
-        wait_for(lambda: said("new"), "a mode by a publisher that only the new master knows")
+        wait_for(lambda: has_reason("new"), "a mode by a publisher that only the new master knows")
         before = len(page.records["mode"])
-        wait_for(lambda: said("old", before), "more modes by the old one")
+        wait_for(lambda: has_reason("old", before), "more modes by the old one")
         assert "a new ROS master; registered with it" in page.events
         assert node.running
     finally:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.ros.ros_rig import free_port, wait_for, wait_for_readers
 
-OWN = {"model": "tiny_detector:make", "detector": "tiny_detector:Spot", "threads": 1}
+PARAMS = {"model": "tiny_detector:make", "detector": "tiny_detector:Spot", "threads": 1}
 
 
 def start(graph, images, **params):
@@ -16,17 +16,17 @@ def start(graph, images, **params):
     from edge_offload_msgs.msg import Latency, ObjectArray
 
     objects, latency = graph.listen("detector/objects", ObjectArray), graph.listen("offload/latency", Latency)
-    node = graph.node("detector_node", keys=str(graph.keys), **{**OWN, **params})
+    node = graph.node("detector_node", keys=str(graph.keys), **{**PARAMS, **params})
     wait_for(lambda: objects.connected and latency.connected, "the start of the node", 90)
     images.wait()
     return node, objects, latency
 
 
-def test_a_detector_finds_the_same_here_and_on_the_server(graph, images):
+def test_a_detector_has_equal_results_locally_and_on_the_server(graph, images):
     from sensor_msgs.msg import Image
 
     address = f"tcp://127.0.0.1:{free_port()}"
-    graph.node("offload_server_node", bind=address, keys=str(graph.keys), allow=[OWN["model"]], threads=1)
+    graph.node("offload_server_node", bind=address, keys=str(graph.keys), allow=[PARAMS["model"]], threads=1)
     masks = graph.listen("detector/mask", Image)
     _, objects, latency = start(graph, images, server=address, mode="server", server_wait=60.0)
     images.send(x=60, y=40)
@@ -41,10 +41,10 @@ def test_a_detector_finds_the_same_here_and_on_the_server(graph, images):
     wait_for(offloaded, "a frame that the server computed")
     assert latency.messages[-1].round_trips == 1
     assert {latency.messages[0].mode, latency.messages[-1].mode} <= {"local", "server"}
-    found = objects.messages[-1]
-    (spot,) = found.objects
-    assert (spot.class_id, spot.label, found.model) == (1, "spot", OWN["model"])
-    assert (found.image_width, found.image_height) == (128, 96)
+    detections = objects.messages[-1]
+    (spot,) = detections.objects
+    assert (spot.class_id, spot.label, detections.model) == (1, "spot", PARAMS["model"])
+    assert (detections.image_width, detections.image_height) == (128, 96)
     assert spot.x_min < 60 < spot.x_max
     assert spot.y_min < 40 < spot.y_max
     everywhere = {(o.x_min, o.y_min, o.x_max, o.y_max, o.score) for m in objects.messages for o in m.objects}
@@ -67,7 +67,7 @@ def test_an_odd_answer_of_the_users_class_costs_no_frame(graph, images):
     assert node.running
 
 
-def test_detections_are_told_in_the_words_of_the_field(graph, images):
+def test_detections_are_published_as_vision_msgs(graph, images):
     vision = pytest.importorskip("vision_msgs.msg", reason="vision_msgs is not installed (scripts/setup --vision-msgs)")
     import rospy
 
@@ -161,7 +161,7 @@ def test_an_object_has_its_position_from_the_points_of_a_lidar_in_its_box(graph,
 
     lost = send(cloud=False)
     assert lost.position_source == Object.UNKNOWN
-    wait_for(lambda: graph.says(node, 1, "name its topic (cloud_topic:=)"), "the word of the silent LiDAR")
+    wait_for(lambda: graph.has_status(node, 1, "name its topic (cloud_topic:=)"), "the word of the silent LiDAR")
     robot.publish()
 
     def placed():
@@ -176,7 +176,7 @@ def test_an_object_has_its_position_from_the_points_of_a_lidar_in_its_box(graph,
     where = [3.0 + 5.0, -2.0 - 5.0 * (u - 64) / 100, 1.0 - 5.0 * (v - 48) / 100]
     assert [spot.position.x, spot.position.y, spot.position.z] == pytest.approx(where, abs=0.02)
     assert 0 < spot.position_covariance[0] < 0.02
-    wait_for(lambda: graph.says(node, 0), "a green light")
+    wait_for(lambda: graph.has_status(node, 0), "a green light")
     wait_for(lambda: len(space) and space.messages[-1].detections and len(markers), "the other messages")
     (one,) = space.messages[-1].detections
     assert (one.header.frame_id, one.results[0].id) == ("map_of_robot", 1)
@@ -208,37 +208,37 @@ def test_a_person_has_a_position_from_a_lidar_too(graph, images, robot):
         time.sleep(0.3)
         count = len(people)
         images.send(header=Header(stamp=stamp, frame_id="eye_of_robot"))
-        (found,) = wait_for(lambda: len(people) > count and people.messages[-1], "the answer").people
-        return found if found.position_source == Person.LIDAR else None
+        (person_message,) = wait_for(lambda: len(people) > count and people.messages[-1], "the answer").people
+        return person_message if person_message.position_source == Person.LIDAR else None
 
-    found = wait_for(person, "a position")
-    assert found.position_frame == "map_of_robot"
-    assert found.position.x == pytest.approx(3.0 + 5.0, abs=0.02)
+    located = wait_for(person, "a position")
+    assert located.position_frame == "map_of_robot"
+    assert located.position.x == pytest.approx(3.0 + 5.0, abs=0.02)
 
 
-def test_without_those_messages_the_node_says_where_they_are_to_be_had(graph, images):
+def test_without_vision_msgs_the_node_names_the_package(graph, images):
     node, _, _ = start(graph, images)
     key = f"{graph.ns}/detector/detections"
     wait_for(lambda: "detector/detections" in graph.values(node) or key in graph.values(node), "its figures")
-    said = graph.values(node).get("detector/detections", "")
+    value = graph.values(node).get("detector/detections", "")
     try:
         import vision_msgs  # noqa: F401
     except ImportError:
-        assert "scripts/setup --vision-msgs" in said
+        assert "scripts/setup --vision-msgs" in value
     else:
-        assert said == "published"
+        assert value == "published"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model": ""}, "names no model"),
         ({"model": "tiny_detector:maek"}, "has no attribute 'maek'"),
         ({"detector": "tiny_detector:Brightest"}, "is no class of detectors"),
     ],
 )
-def test_a_detector_that_cannot_be_made_ends_the_node_in_one_line(graph, changes, said):
-    node = graph.node("detector_node", keys=str(graph.keys), **{**OWN, **changes})
+def test_a_detector_that_cannot_be_made_ends_the_node_in_one_line(graph, changes, message):
+    node = graph.node("detector_node", keys=str(graph.keys), **{**PARAMS, **changes})
     assert node.wait(90) == 1
-    assert said in node.output
+    assert message in node.output
     assert "Traceback" not in node.output

@@ -28,20 +28,20 @@ def listed() -> list[str]:
     """The files of the architecture page's table."""
     page = (ROOT / "docs/explanation/architecture.md").read_text()
     section = page[page.index("## One frame, file by file") : page.index("## Who runs operators")]
-    found, folder = [], ""
+    names, folder = [], ""
     for name in re.findall(r"`([a-z_/]+\.py)`", section.split("| --- |", 1)[1]):
         if (SOURCE / name).is_file():
             folder = os.path.dirname(name)
         else:
             name = f"{folder.split('/kernels')[0]}/{name}"
         assert (SOURCE / name).is_file(), name
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def nodes_of(where: str) -> list[int]:
     """The processes of the launch that notes were asked of."""
-    found = []
+    pids = []
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
@@ -49,8 +49,8 @@ def nodes_of(where: str) -> list[int]:
         except OSError:
             continue
         if mine and re.search(rb"/(kapao_node|offload_server_node)\0", command):
-            found.append(int(process.name))
-    return found
+            pids.append(int(process.name))
+    return pids
 
 
 def frames_of_the_server(nodes, notes, latency):

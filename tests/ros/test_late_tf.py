@@ -11,7 +11,7 @@ import pytest
 from tests.ros.ros_rig import wait_for, wait_for_readers
 from tests.ros.test_people_node import start
 
-LATE_S, APART_S = 0.06, 0.2
+LATE_S, PERIOD_S = 0.06, 0.2
 
 
 class Localisation:
@@ -45,7 +45,7 @@ class Localisation:
 
 
 @pytest.mark.parametrize("carry", [False, True])
-def test_people_have_positions_though_tf_is_late_and_its_end_is_said(graph, images, carry):
+def test_people_have_positions_with_late_tf_and_its_end_is_reported(graph, images, carry):
     import rospy
     from sensor_msgs.msg import CameraInfo
     from std_msgs.msg import Header
@@ -61,7 +61,7 @@ def test_people_have_positions_though_tf_is_late_and_its_end_is_said(graph, imag
     def send(count):
         for _ in range(count):
             images.send(header=Header(stamp=rospy.Time.now(), frame_id=f"/{camera}"))
-            time.sleep(APART_S)
+            time.sleep(PERIOD_S)
 
     send(4)
     wait_for(lambda: people.messages and people.messages[-1].people, "somebody who is found")
@@ -74,6 +74,6 @@ def test_people_have_positions_though_tf_is_late_and_its_end_is_said(graph, imag
     assert np.allclose([person.position.z for person in placed], 0.0, atol=1e-6)
     localisation.stop()
     send(8)
-    wait_for(lambda: graph.says(node, 1, f"results without a position in '{world}'"), "the word of it")
+    wait_for(lambda: graph.has_status(node, 1, f"results without a position in '{world}'"), "the word of it")
     status = graph.statuses(node)[-1].message
     assert "late by" in status or "is its publisher running" in status

@@ -156,7 +156,7 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
 
 
 @pytest.mark.process
-def test_nothing_is_superseded_in_queue_all_mode_and_the_producer_is_held_up():
+def test_nothing_is_superseded_in_queue_all_mode_and_the_producer_is_delayed():
     slot = LatestFrameQueue(capacity=2, queue_all=True)
     got, ahead = [], []
 
@@ -182,17 +182,17 @@ def test_nothing_is_superseded_in_queue_all_mode_and_the_producer_is_held_up():
 
 
 def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
-    slot, results, began, go = LatestFrameQueue(), [], threading.Event(), threading.Event()
+    slot, results, started, go = LatestFrameQueue(), [], threading.Event(), threading.Event()
 
     def work(item):
-        began.set()
+        started.set()
         go.wait(60)
         results.append(item)
 
     worker = Worker(slot, work, lambda item, error: None)
     worker.start()
     slot.put("running")
-    began.wait(60)
+    started.wait(60)
     slot.put("waiting")
     closing = threading.Thread(target=worker.drain, args=(60,))
     closing.start()
@@ -244,7 +244,7 @@ class Stage:
     def __init__(self, lanes, queue_all=True, free=lambda taken_s: 0.0):
         self.slot = LatestFrameQueue(capacity=8, queue_all=queue_all)
         self.order = FrameOrder()
-        self.prepared, self.told, self.failed = [], [], []
+        self.prepared, self.finished, self.failed = [], [], []
         self.runs = {}
         self.lock = threading.Lock()
 
@@ -274,13 +274,13 @@ class Stage:
 
     def finish(self, item, prepared, inferred):
         assert (prepared, inferred) == (item, item)
-        self.told.append(item)
+        self.finished.append(item)
 
     def fail(self, item, error):
-        self.told.append(item)
+        self.finished.append(item)
         self.failed.append((item, str(error)))
 
-    def let(self, *items):
+    def release(self, *items):
         for item in items:
             self.gate(item)[1].set()
 
@@ -294,25 +294,25 @@ def test_two_are_under_way_and_results_leave_in_their_order():
     assert stage.gate(0)[0].wait(60)
     assert stage.gate(1)[0].wait(60), "the second one runs beside the first"
     assert stage.pipeline.under_way == 2
-    stage.let(1)
+    stage.release(1)
     assert not stage.gate(2)[0].wait(0.05), "the third waits until the first has its result"
-    assert stage.told == []
-    stage.let(0, 2)
+    assert stage.finished == []
+    stage.release(0, 2)
     assert stage.pipeline.drain(60)
-    assert stage.told == stage.prepared == [0, 1, 2]
+    assert stage.finished == stage.prepared == [0, 1, 2]
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(st.permutations(range(4)), st.integers(1, 4))
-def test_whichever_is_ready_first_order_is_kept_and_each_frame_has_one_result(answers, lanes):
+def test_results_are_ordered_and_one_for_each_frame_whichever_stage_is_ready_first(answers, lanes):
     stage = Stage(lanes)
     stage.pipeline.start()
     for item in range(4):
         stage.slot.put(item)
     for item in answers:
-        stage.let(item)
+        stage.release(item)
     assert stage.pipeline.drain(60)
-    assert stage.told == [0, 1, 2, 3]
+    assert stage.finished == [0, 1, 2, 3]
     assert stage.slot.counts.taken == 4
 
 
@@ -321,12 +321,12 @@ def test_a_frame_that_fails_has_its_result_in_its_turn_wherever_it_failed():
     for item in ("first", "bad", "lost", "last"):
         stage.slot.put(item)
     stage.pipeline.start()
-    stage.let("lost", "last")
+    stage.release("lost", "last")
     assert stage.gate("first")[0].wait(60)
-    assert stage.told == [], "what failed waits for the frame before it"
-    stage.let("first")
+    assert stage.finished == [], "what failed waits for the frame before it"
+    stage.release("first")
     assert stage.pipeline.drain(60)
-    assert stage.told == ["first", "bad", "lost", "last"]
+    assert stage.finished == ["first", "bad", "lost", "last"]
     assert stage.failed == [("bad", "cannot be prepared"), ("lost", "lost on the way")]
     assert math.isfinite(stage.order.first_since_s(stage.order.place())), "no place is left"
 
@@ -344,13 +344,13 @@ def test_draining_gives_two_that_are_under_way_and_one_that_waits_their_results(
     while not stage.slot.closed:
         time.sleep(0.001)
     assert stage.slot.put("too late") is False
-    stage.let(1, 2, 0)
+    stage.release(1, 2, 0)
     ending.join(60)
     assert ended == [True]
-    assert stage.told == [0, 1, 2]
+    assert stage.finished == [0, 1, 2]
 
 
-def test_while_none_may_be_taken_up_the_newest_frame_takes_the_place_of_the_one_that_waits():
+def test_while_no_frame_may_start_the_newest_one_replaces_the_waiting_one():
     slot, now = LatestFrameQueue(), []
     slot.put("old")
     taken = []

@@ -57,7 +57,7 @@ def run(program, *arguments, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **options)
 
 
-def test_a_node_that_is_told_to_end_while_it_imports_ends_although_its_shell_ignored_that():
+def test_a_node_stopped_while_it_imports_ends_although_its_shell_ignored_that():
     process = run(SLOW_IMPORT, preexec_fn=ignore_interrupts)
     try:
         assert process.stdout.readline() == "importing\n"
@@ -76,7 +76,7 @@ def test_the_process_ends_with_the_nodes_code_whatever_its_threads_do():
         process.kill()
 
 
-def test_a_node_that_is_told_to_end_while_it_registers_says_nothing(monkeypatch):
+def test_a_node_stopped_while_it_registers_prints_nothing(monkeypatch):
     rospy = pytest.importorskip("rospy")
     pytest.importorskip("edge_offload_msgs.msg", reason="no ROS environment (source devel/setup.bash)")
     from edge_offload.nodes.common import base
@@ -102,9 +102,9 @@ def test_a_node_that_is_told_to_end_while_it_registers_says_nothing(monkeypatch)
 def test_a_node_under_a_python_that_lacks_a_package_ends_with_one_line_that_names_the_remedy(module, remedy):
     pytest.importorskip("edge_offload_msgs.msg", reason="no ROS environment (source devel/setup.bash)")
     process = run(LACKING, module, stderr=subprocess.PIPE)
-    out, told = process.communicate(timeout=120)
+    out, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     assert out == ""
-    assert len(told.splitlines()) == 1, told
-    assert told.startswith(f"kapao_node: {sys.executable} has no module '{module}'; ")
-    assert remedy in told
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith(f"kapao_node: {sys.executable} has no module '{module}'; ")
+    assert remedy in stderr

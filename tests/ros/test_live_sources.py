@@ -73,14 +73,14 @@ def test_what_waited_in_buffers_is_not_taken_for_new():
     """As FFmpeg hands over what it read while it looked what the stream is, and a network what it held up."""
     at_start = [0.001 * n for n in range(20)]
     steady = [0.02 + 0.05 * n for n in range(1, 21)]
-    held_up = [2.0 + 0.001 * n for n in range(15)]
+    delayed = [2.0 + 0.001 * n for n in range(15)]
     later = [2.05 + 0.05 * n for n in range(1, 5)]
-    taken = arrivals(Backlog(20.0), *at_start, *steady, *held_up, *later)
+    taken = arrivals(Backlog(20.0), *at_start, *steady, *delayed, *later)
     assert taken == [19, *range(20, 40), 54, *range(55, 59)]
 
 
 @given(st.sampled_from([5.0, 10.0, 25.0, 60.0]), st.sampled_from([0.0, 10.0, 25.0, 90.0]), st.randoms())
-def test_no_frame_of_a_steady_stream_is_held_up_for_long_whatever_rate_it_claims(rate, claimed, random):
+def test_no_frame_of_a_steady_stream_is_delayed_for_long_at_any_claimed_rate(rate, claimed, random):
     """After its first second: its real pace is what counts, with a tenth of jitter."""
     instants = [(n + 0.1 * random.random()) / rate for n in range(int(2.5 * rate))]
     taken = arrivals(Backlog(claimed), *instants)
@@ -113,7 +113,7 @@ def test_frames_of_a_file_wait_until_they_are_read_and_its_end_is_no_loss():
     source.close()
 
 
-def test_a_silent_connection_and_one_that_cannot_be_opened_are_lost_with_the_cause_and_come_back():
+def test_silent_and_refused_connections_are_lost_with_the_cause_and_reconnected():
     first, second, third = Script(), Script(), Script()
     source = Scripted(first, SourceLost("connection refused"), second, third, connect_s=0.1, read_s=0.05)
     first.items.put(1)
@@ -153,7 +153,7 @@ def test_a_wait_for_frames_ends_when_the_node_stops():
     assert ended
 
 
-def test_a_stream_is_read_no_faster_than_asked_for():
+def test_a_stream_is_read_at_most_at_the_requested_rate():
     feed = Script()
     source = Scripted(feed)
     source._period_s = 0.1
@@ -191,16 +191,16 @@ def frames_before_it_is_late(capture, most):
     return most, ""
 
 
-def test_a_stream_that_is_sent_faster_than_it_is_read_is_told_and_connected_again(monkeypatch):
+def test_a_stream_faster_than_its_reader_is_reported_and_reconnected(monkeypatch):
     """Read at 9 Hz: after 100 frames the next one is more than a second old, though it has just arrived."""
-    number, words = frames_before_it_is_late(Slow(monkeypatch, lambda n: n * (1 / 9 - 0.1)), 400)
+    number, message = frames_before_it_is_late(Slow(monkeypatch, lambda n: n * (1 / 9 - 0.1)), 400)
     assert 90 < number < 130
-    assert re.search(r"frames come 1\.\d s late, .*; ask the camera for a smaller picture", words)
+    assert re.search(r"frames come 1\.\d s late, .*; ask the camera for a smaller picture", message)
 
 
-def test_neither_a_network_that_held_frames_up_nor_a_clock_that_drifts_is_taken_for_that(monkeypatch):
-    held_up = Slow(monkeypatch, lambda n: max(0.0, 3.0 - 0.095 * (n - 50)) if n >= 50 else 0.01)
-    assert frames_before_it_is_late(held_up, 200) == (200, "")
+def test_neither_a_network_that_delays_frames_nor_a_drifting_clock_counts_as_that(monkeypatch):
+    delayed = Slow(monkeypatch, lambda n: max(0.0, 3.0 - 0.095 * (n - 50)) if n >= 50 else 0.01)
+    assert frames_before_it_is_late(delayed, 200) == (200, "")
     drifting = Slow(monkeypatch, lambda n: 2.0 + n * 1e-4)
     assert frames_before_it_is_late(drifting, 30000) == (30000, ""), "three seconds in an hour"
 
@@ -233,7 +233,7 @@ def test_no_password_whatever_is_shown(user, password):
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (b"RTSP/1.0 401 Unauthorized\r\n\r\n", "401 Unauthorized: check user and password"),
         (b"RTSP/1.0 404 Not Found\r\nCSeq: 1\r\n\r\n", "404 Not Found"),
@@ -242,15 +242,15 @@ def test_no_password_whatever_is_shown(user, password):
         (None, "does not answer"),
     ],
 )
-def test_the_cause_of_a_failure_is_asked_of_the_server_without_a_password(monkeypatch, answer, words):
+def test_the_cause_of_a_failure_is_requested_from_the_server_without_a_password(monkeypatch, answer, message):
     monkeypatch.setattr(addresses, "PROBE_S", 0.1 if answer is None else 20.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        asked = []
+        requests = []
 
         def serve():
             peer, _ = server.accept()
             with peer:
-                asked.append(peer.recv(1000))
+                requests.append(peer.recv(1000))
                 if answer is not None:
                     peer.sendall(answer)
                 else:
@@ -258,13 +258,13 @@ def test_the_cause_of_a_failure_is_asked_of_the_server_without_a_password(monkey
 
         threading.Thread(target=serve, daemon=True).start()
         port = server.getsockname()[1]
-        assert words in addresses.probe_url(f"rtsp://admin:geheim@127.0.0.1:{port}/cam")
-    assert f"rtsp://127.0.0.1:{port}/cam".encode() in asked[0]
-    assert b"geheim" not in asked[0]
+        assert message in addresses.probe_url(f"rtsp://admin:geheim@127.0.0.1:{port}/cam")
+    assert f"rtsp://127.0.0.1:{port}/cam".encode() in requests[0]
+    assert b"geheim" not in requests[0]
     assert addresses.probe_url(f"rtsp://127.0.0.1:{port}/cam") == f"127.0.0.1:{port}: connection refused"
 
 
-def test_user_and_password_of_a_host_come_from_netrc(tmp_path, monkeypatch):
+def test_user_and_password_of_a_host_are_read_from_netrc(tmp_path, monkeypatch):
     file = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(file))
     assert addresses.with_login("rtsp://10.0.0.9/x") == "rtsp://10.0.0.9/x", "no such file"

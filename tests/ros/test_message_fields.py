@@ -101,15 +101,15 @@ ALWAYS = {
 
 def imported(tree):
     """Message types by the name that a module knows them by."""
-    found = {}
+    types = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").endswith((".msg", ".srv")):
             package = node.module.split(".")[0]
-            found.update({alias.asname or alias.name: f"{package}/{alias.name}" for alias in node.names})
+            types.update({alias.asname or alias.name: f"{package}/{alias.name}" for alias in node.names})
     # "from vision_msgs import msg as vision"
     kinds = ("Detection2DArray", "Detection3DArray", "VisionInfo")
-    found.update({f"vision.{name}": f"vision_msgs/{name}" for name in kinds})
-    return found
+    types.update({f"vision.{name}": f"vision_msgs/{name}" for name in kinds})
+    return types
 
 
 @functools.lru_cache(None)
@@ -121,7 +121,7 @@ def used_types():
         if not any(word in text for word in (*RECEIVE, *PUBLISH)):
             continue
         tree, where = ast.parse(text), str(file.relative_to(SOURCES))
-        known = imported(tree)
+        types = imported(tree)
         if "rospy" not in text and "rosbag" not in text:
             continue
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -130,7 +130,7 @@ def used_types():
                 continue
             typed = len(call.args) > 1 and name != "read_messages"
             written = ast.get_source_segment(text, call.args[1]) if typed else ""
-            kinds = known.get(written) or ALWAYS.get(name) or DYNAMIC.get(where, {}).get(f"{name} {written}".strip())
+            kinds = types.get(written) or ALWAYS.get(name) or DYNAMIC.get(where, {}).get(f"{name} {written}".strip())
             if kinds is None:
                 unknown.append(f"{where}: {name}({written})")
             elif name == "Service":
@@ -198,10 +198,10 @@ def test_files_that_are_named_read_the_field_or_give_it_a_value(table, kind):
 def attempt(function, *args):
     """What a function gives, or why it does not, as text that can be compared."""
     try:
-        found = function(*args)
+        result = function(*args)
     except BadInput as error:
         return f"BadInput: {error}"
-    return found.tobytes() if isinstance(found, np.ndarray) else repr(found)
+    return result.tobytes() if isinstance(result, np.ndarray) else repr(result)
 
 
 def image(message):
@@ -213,13 +213,13 @@ def compressed(message):
 
 
 def calibration(message):
-    found = [attempt(published_size, message)]
+    results = [attempt(published_size, message)]
     for info in (message, rectify_calibration(message)):
-        found.append(
+        results.append(
             attempt(lambda info: camera_of(fit_calibration(info, 80, 100)).pixel_rays(np.array([[5.0, 7.0]])), info)
         )
-        found.append(attempt(fit_calibration, info, 80, 100))
-    return found
+        results.append(attempt(fit_calibration, info, 80, 100))
+    return results
 
 
 def cloud(message):
@@ -496,7 +496,7 @@ def test_types_whose_fields_are_only_read_by_nodes_have_no_example():
     assert set(RECEIVED) - set(EXAMPLES) == {f"edge_offload_msgs/{name}" for name in rest}
 
 
-def test_a_goal_that_is_no_place_is_told():
+def test_a_goal_without_a_place_is_reported():
     made = PoseStamped(Header(), Pose(Point(math.nan, 1.0, 0.0), Quaternion()))
     cell, report = goal(made)
     assert cell is None
@@ -544,9 +544,9 @@ def diagnosed():
     health = Health()
     health.warn("camera", "no images")
     health.value("frames", 3)
-    told = types.SimpleNamespace(_node=types.SimpleNamespace(health=health))
+    reporter = types.SimpleNamespace(_node=types.SimpleNamespace(health=health))
     return DiagnosticArray(
-        status=[DiagnosticsReporter._fill_status(told, diagnostic_updater.DiagnosticStatusWrapper())]
+        status=[DiagnosticsReporter._fill_status(reporter, diagnostic_updater.DiagnosticStatusWrapper())]
     )
 
 
@@ -569,7 +569,7 @@ def published_examples():
     link = link_of(Forecast(uplink=100.0, downlink=50.0, link_error=0.25, link_age=rospy.Duration(2)))
     situation = Situation(1.0, {Mode.SERVER: expected}, 0.5, 0.75, absent=absent, link=link)
     person = TrackedPerson(3, np.arange(1.0, 5), 0.5, np.full((17, 3), 0.5), np.ones(2), 1.0, 0.0, False)
-    found = Detections(np.array([[1.0, 2, 3, 4]]), np.array([0.5]), np.array([3]))
+    detections = Detections(np.array([[1.0, 2, 3, 4]]), np.array([0.5]), np.array([3]))
     place = placed()[3].position, Extent(np.ones(3), pose.rotation, 0.5, 0.25)
     return {
         "sensor_msgs/Image": [bgr_to_image(PIXELS, HEADER)],
@@ -586,7 +586,7 @@ def published_examples():
             # the first one removes what was shown before
             MarkerArray(made.markers[1:]) for made in (
                 marker_message(HEADER, placed(), 3),
-                markers_message(HEADER, found, ["car"], [place]),
+                markers_message(HEADER, detections, ["car"], [place]),
                 scene_messages.markers_message(HEADER, labels, grid, colours, [], names),
             )
         ],
@@ -594,7 +594,7 @@ def published_examples():
         "edge_offload_msgs/Forecast": [forecast_message(situation, HEADER, "people")],
         "edge_offload_msgs/OffloadMode": [mode_message(Mode.SERVER, "fixed", "asked for")],
         "edge_offload_msgs/PersonArray": [people_message(HEADER, REPORT, (640, 480), [person], placed(), 3, ALONG)],
-        "edge_offload_msgs/ObjectArray": [objects_message(HEADER, REPORT, (640, 480), found, ["car"], [place])],
+        "edge_offload_msgs/ObjectArray": [objects_message(HEADER, REPORT, (640, 480), detections, ["car"], [place])],
         **({} if vision.vision is None else {
             "vision_msgs/Detection3DArray": [
                 vision.places_message(HEADER, [place], np.array([0.5]), np.array([3]))
@@ -614,7 +614,7 @@ def leaves(message, path):
     return holders
 
 
-def test_what_is_published_is_filled_in_but_for_what_is_left_at_its_default(clock):
+def test_published_fields_are_filled_unless_declared_as_default(clock):
     wrong = []
     for kind, examples in published_examples().items():
         for path, answer in rows(PUBLISHED[kind]).items():
@@ -623,7 +623,7 @@ def test_what_is_published_is_filled_in_but_for_what_is_left_at_its_default(cloc
             if (answer == "set") != filled and not answer.startswith(("set in", "set by")):
                 wrong.append(f"{kind} {path} | {answer}: {values[:3]}")
     assert not wrong
-    there = {
+    published = {
         kind for kind in PUBLISHED for answer in rows(PUBLISHED[kind]).values() if answer == "set" and class_of(kind)
     }
-    assert there == set(published_examples())
+    assert published == set(published_examples())

@@ -87,7 +87,7 @@ def test_a_bag_of_before_turns_is_migrated(migrated):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_results_said_their_origin_is_migrated(migrated):
+def test_a_bag_without_origins_of_results_is_migrated(migrated):
     from edge_offload_msgs.msg import PersonArray, SemanticGrid
 
     people, scene = migrated(BEFORE_ORIGIN)
@@ -100,7 +100,7 @@ def test_a_bag_of_before_results_said_their_origin_is_migrated(migrated):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_split_frames_told_their_overlap_is_migrated(migrated):
+def test_a_bag_without_overlap_of_split_frames_is_migrated(migrated):
     from edge_offload_msgs.msg import Latency
 
     (latency,) = migrated(BEFORE_OVERLAP)
@@ -112,7 +112,7 @@ def test_a_bag_of_before_split_frames_told_their_overlap_is_migrated(migrated):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_engines_knows_no_overlap_either(migrated):
+def test_a_bag_without_engines_has_no_overlap_either(migrated):
     latency, _ = migrated(BEFORE_ENGINES)
     assert math.isnan(latency.overlap_ratio)
 
@@ -129,7 +129,7 @@ def test_a_bag_of_before_latencies_named_a_camera_is_migrated(migrated):
 
 
 @pytest.mark.ros
-def test_a_bag_of_before_a_status_told_what_is_not_believed_is_migrated(migrated):
+def test_a_bag_without_doubted_values_in_its_status_is_migrated(migrated):
     from edge_offload_msgs.msg import ServerStatus
 
     (status,) = migrated(BEFORE_NOTE)

@@ -57,7 +57,7 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
 
 
 @pytest.mark.parametrize(
-    ("transforms", "frame_id", "world", "options", "words"),
+    ("transforms", "frame_id", "world", "options", "message"),
     [
         # nobody asked where anybody is
         ([], "cam", "auto", {}, ""),
@@ -89,20 +89,18 @@ def locate(intake, seconds: float = 0.5, wait_s: float = 0.0, frame_id: str = "c
         ([], "cam", "none", {"cloud": True, "info": False}, "no CameraInfo on /info"),
     ],
 )
-def test_a_position_that_is_missing_is_told_where_it_was_asked_for(
-    monkeypatch, transforms, frame_id, world, options, words
-):
+def test_a_missing_requested_position_is_reported(monkeypatch, transforms, frame_id, world, options, message):
     intake, health = camera(monkeypatch, tf(*transforms), world, **options)
     for _ in range(4):
         locate(intake, frame_id=frame_id)
     report = health.make_report()
-    assert report.level == (WARN if words else OK), report
-    assert words in report.message
-    if words:
+    assert report.level == (WARN if message else OK), report
+    assert message in report.message
+    if message:
         assert report.message.startswith("4 of the last 4 results without a position")
 
 
-def test_the_share_that_is_lost_is_told_and_forgotten_when_it_is_over(monkeypatch):
+def test_the_share_of_losses_is_reported_until_it_is_over(monkeypatch):
     intake, health = camera(monkeypatch, tf(*moving()))
     clock = types.SimpleNamespace(now=0.0)
     intake._losses._clock = lambda: clock.now
@@ -124,7 +122,7 @@ def test_results_that_are_carried_never_wait_in_the_thread_that_carries(monkeypa
     assert not thread.is_alive()
 
 
-def test_the_slash_of_a_frame_id_is_dropped_where_frames_come_in():
+def test_the_slash_of_a_received_frame_id_is_dropped():
     from sensor_msgs.msg import Image
 
     from edge_offload.nodes.inference.intake import Arrivals
@@ -168,19 +166,19 @@ def depth(monkeypatch):
 def test_a_depth_image_that_comes_late_is_waited_for(depth):
     intake, health = depth
     intake._on_message(depth_image(0.9))
-    frame, found = depth_frame(1.0, until_s=time.monotonic() + LONG_S), []
-    thread = threading.Thread(target=lambda: found.append(intake.depth_at(frame, (4, 4))), daemon=True)
+    frame, depths = depth_frame(1.0, until_s=time.monotonic() + LONG_S), []
+    thread = threading.Thread(target=lambda: depths.append(intake.depth_at(frame, (4, 4))), daemon=True)
     thread.start()
     assert intake.waits_s(frame) == frame.until_s
-    assert not found
+    assert not depths
     intake._on_message(depth_image(1.01))
     thread.join(30.0)
-    assert found[0][0].shape == (4, 4)
+    assert depths[0][0].shape == (4, 4)
     assert health.make_report().level == OK
 
 
 @pytest.mark.parametrize(
-    ("stamps", "side", "words"),
+    ("stamps", "side", "message"),
     [
         ([], 4, "none has come"),
         ([0.9], 4, "100 ms older; have the driver synchronise them, or give ~depth_tolerance:=0.12"),
@@ -189,7 +187,7 @@ def test_a_depth_image_that_comes_late_is_waited_for(depth):
         ([1.0], 8, "8x8 is not aligned with the image 4x4"),
     ],
 )
-def test_depth_that_does_not_match_is_told_with_the_share_and_the_remedy(depth, stamps, side, words):
+def test_depth_that_does_not_match_is_reported_with_the_share_and_the_remedy(depth, stamps, side, message):
     intake, health = depth
     for seconds in stamps:
         intake._on_message(depth_image(seconds, side))
@@ -198,10 +196,10 @@ def test_depth_that_does_not_match_is_told_with_the_share_and_the_remedy(depth, 
     report = health.make_report()
     assert report.level == WARN
     assert "2 of the last 2 images without depth image" in report.message
-    assert words in report.message
+    assert message in report.message
 
 
-def test_a_depth_topic_that_is_silent_is_told_with_others_of_its_type(depth):
+def test_a_depth_topic_that_is_silent_is_reported_with_others_of_its_type(depth):
     intake, health = depth
     intake._topic._started_s -= 10.0
     message = health.make_report().message
@@ -229,10 +227,10 @@ def follower(monkeypatch):
     return node, poses
 
 
-def target(seconds: float, frame: str = "map", known: bool = True):
+def target(seconds: float, frame: str = "map", located: bool = True):
     from edge_offload_msgs.msg import Person, PersonArray
 
-    source = Person.GROUND if known else Person.UNKNOWN
+    source = Person.GROUND if located else Person.UNKNOWN
     person = Person(id=1, observed=True, target=True, position_source=source, position_frame=frame)
     person.position.x = 4.0
     message = PersonArray(people=[person])
@@ -253,12 +251,12 @@ def test_the_follower_drives_by_a_pose_that_comes_late_and_by_frames_with_a_slas
     assert node.health.make_report().level == OK
 
 
-def test_the_follower_says_why_it_stands(follower):
+def test_the_follower_reports_why_it_stands(follower):
     node, _ = follower
     node._on_people(target(0.5, "odom"))
     assert node._follower.compute_command().linear == 0.0
     assert "no frame 'odom': tf has these: base_link, map" in node.health.make_report().message
-    node._on_people(target(0.5, known=False))
+    node._on_people(target(0.5, located=False))
     assert "2 of the last 2" in node.health.make_report().message
     assert "says why" in node.health.make_report().message
     for _ in range(2):
@@ -266,7 +264,7 @@ def test_the_follower_says_why_it_stands(follower):
     assert "2 of the last 4" in node.health.make_report().message
 
 
-def test_the_follower_says_that_nobody_finds_people(follower, monkeypatch):
+def test_the_follower_reports_missing_people_messages(follower, monkeypatch):
     from edge_offload.nodes.common import topic_types
 
     monkeypatch.setattr(topic_types, "others_of", lambda *_: "")
@@ -279,7 +277,7 @@ def test_the_follower_says_that_nobody_finds_people(follower, monkeypatch):
     ("ever", "connected", "remapped", "warns"),
     [(False, 0, False, False), (True, 0, False, True), (False, 1, False, True), (False, 0, True, True)],
 )
-def test_a_battery_that_is_silent_is_told_where_there_is_one(monkeypatch, ever, connected, remapped, warns):
+def test_a_silent_battery_is_reported_if_configured(monkeypatch, ever, connected, remapped, warns):
     from edge_offload.nodes.common import topic_types
     from edge_offload.nodes.common.health import Awaited
     from edge_offload.nodes.manager import offload_manager_node as manager
@@ -298,7 +296,7 @@ def test_a_battery_that_is_silent_is_told_where_there_is_one(monkeypatch, ever, 
     assert ("no battery state on /battery" in node._check_battery()) == warns
 
 
-def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_told(monkeypatch):
+def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_reported(monkeypatch):
     from geometry_msgs.msg import PoseStamped
 
     from edge_offload.nodes.scene import goal as goals
@@ -320,7 +318,7 @@ def test_a_goal_in_a_frame_with_a_slash_is_placed_and_an_unknown_one_told(monkey
     assert "no frame 'odom': tf has these: lidar, map; publish where 'odom' is" in report.message
 
 
-def test_a_lidar_that_falls_silent_is_told(monkeypatch):
+def test_a_lidar_that_falls_silent_is_reported(monkeypatch):
     from sensor_msgs.msg import PointCloud2
 
     from edge_offload.nodes.common import topic_types

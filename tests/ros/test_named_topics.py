@@ -73,7 +73,7 @@ def test_a_topic_of_compressed_images_may_be_named_as_it_is(graph, transport):
     wait_for(lambda: len(people) and people.messages[0].people, "the answer")
 
 
-def test_a_topic_of_another_type_is_told_with_the_argument_that_names_another(graph):
+def test_a_topic_of_another_type_is_reported_with_the_argument_that_names_another(graph):
     from sensor_msgs.msg import CameraInfo, Image, PointCloud2
 
     graph.publisher("camera/image_raw", PointCloud2)
@@ -81,7 +81,7 @@ def test_a_topic_of_another_type_is_told_with_the_argument_that_names_another(gr
     graph.publisher("front/camera_info", CameraInfo)
     node = graph.node("kapao_node", model="tiny_people:make", threads=1)
     wait_for(lambda: graph.complains(node, "camera/image_raw has sensor_msgs/PointCloud2"), "the word of it", 90)
-    assert graph.says(node, 1, "give image_topic or depth_topic:=")
+    assert graph.has_status(node, 1, "give image_topic or depth_topic:=")
     # topics of other tests on this master may be named before and behind it
     wait_for(lambda: graph.complains(node, f"{graph.ns}/front/camera_info"), "the topic that has the type")
-    assert graph.says(node, 1, "give info_topic:=")
+    assert graph.has_status(node, 1, "give info_topic:=")

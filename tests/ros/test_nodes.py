@@ -41,10 +41,10 @@ def test_a_mode_is_put_in_force_by_service_and_a_wrong_one_refused(graph):
     call("server")
     wait_for_readers(latency)
     latency.publish(Latency(mode="local", fallback_reason="the server is gone"))
-    wait_for(lambda: graph.says(node, 1, "the server is gone"), "the warning that another mode ran")
+    wait_for(lambda: graph.has_status(node, 1, "the server is gone"), "the warning that another mode ran")
 
 
-def test_a_killed_manager_goes_on_with_the_mode_that_was_asked_for(graph):
+def test_a_restarted_manager_continues_with_the_requested_mode(graph):
     import rospy
 
     from edge_offload_msgs.msg import OffloadMode
@@ -61,7 +61,7 @@ def test_a_killed_manager_goes_on_with_the_mode_that_was_asked_for(graph):
     newest = modes.messages[-1]
     assert (newest.mode, newest.policy) == ("local", "service")
     assert "tests" in newest.reason
-    wait_for(lambda: graph.says(node, 0), "a manager that complains about nothing")
+    wait_for(lambda: graph.has_status(node, 0), "a manager that complains about nothing")
 
 
 def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
@@ -77,7 +77,7 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
     wait_for_readers(forecasts)
     assert "auto" not in {message.mode for message in modes.messages}, "auto is a policy, never a mode"
 
-    def tell(local, server, obstacle="", doubt=0.0):
+    def publish_forecasts(local, server, obstacle="", doubt=0.0):
         forecasts.publish(
             Forecast(
                 mode=["local", "server"],
@@ -90,36 +90,36 @@ def test_a_policy_follows_the_forecasts_and_its_knobs_turn(graph):
             )
         )
 
-    tell(0.1, 0.4)
+    publish_forecasts(0.1, 0.4)
     wait_for(lambda: len(modes) == 2, "the local mode")
     assert (modes.messages[1].mode, modes.messages[1].policy) == ("local", "latency")
     assert "server 400±1 ms" in modes.messages[1].reason
     assert "server 42% busy" in modes.messages[1].reason
-    tell(0.4, 0.1)
+    publish_forecasts(0.4, 0.1)
     wait_for(lambda: len(modes) == 3 and modes.messages[2].mode == "server", "the server")
-    tell(0.09, 0.1, doubt=0.05)
+    publish_forecasts(0.09, 0.1, doubt=0.05)
     wait_for(lambda: "local is not better by 3%" in graph.values(node).get("reason", ""), "the doubt")
-    tell(0.4, 0.1, "no server: the plug was pulled")
+    publish_forecasts(0.4, 0.1, "no server: the plug was pulled")
     wait_for(lambda: len(modes) == 4, "the fallback")
     assert "plug was pulled" in modes.messages[3].reason
     knobs = Client(node.name, timeout=30)
     # 1 J in 0.1 s is more than 5 W, 1 J in 0.4 s is less
     knobs.update_configuration({"power_budget": 5.0})
-    tell(0.1, 0.4)
+    publish_forecasts(0.1, 0.4)
     wait_for(lambda: len(modes) == 5 and modes.messages[4].mode == "server", "the mode that draws less")
     assert "budget 5.0 W" in modes.messages[4].reason
     knobs.update_configuration({"power_budget": 0.0})
-    tell(0.1, 0.4)
+    publish_forecasts(0.1, 0.4)
     wait_for(lambda: len(modes) == 6 and modes.messages[5].mode == "local", "the faster mode")
     assert knobs.update_configuration({"margin": 2.0})["margin"] == 2.0
     knobs.update_configuration({"dry_run": True})
-    tell(0.4, 0.01)
+    publish_forecasts(0.4, 0.01)
     wait_for(lambda: "dry run: latency would choose server" in graph.values(node).get("reason", ""), "what it would do")
     assert len(modes) == 6
 
 
 @pytest.mark.parametrize("many", [1, 2])
-def test_so_many_turns_are_out_at_once_as_the_manager_is_told(graph, many):
+def test_the_number_of_concurrent_turns_is_that_of_the_managers_parameter(graph, many):
     import rospy
 
     from edge_offload_msgs.msg import Forecast, Turn
@@ -150,7 +150,7 @@ def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_s
     forecasts, taken = graph.publisher("offload/forecast", Forecast), graph.publisher("offload/turn_taken", Turn)
     wait_for_readers(forecasts, taken)
 
-    def tell(count, obstacle=""):
+    def publish_forecasts(count, obstacle=""):
         for _ in range(count):
             forecasts.publish(
                 Forecast(
@@ -162,24 +162,24 @@ def test_a_task_that_stays_on_the_robot_has_a_turn_now_and_then_to_see_how_the_s
             time.sleep(0.005)
 
     many = FRAMES
-    tell(many)
+    publish_forecasts(many)
     wait_for(lambda: modes.messages and modes.messages[-1].mode == "local", "the local mode")
     time.sleep(0.3)
     assert not turns.messages, "its frames need no turn"
-    tell(1)
+    publish_forecasts(1)
     wait_for(lambda: turns.messages and turns.messages[-1].task == "people", "a turn to look")
     newest = turns.messages[-1]
     for state in (Turn.TAKEN, Turn.ENDED):
         taken.publish(Turn(number=newest.number, task="people", node=newest.node, state=state))
     time.sleep(0.3)
-    tell(1)
+    publish_forecasts(1)
     time.sleep(0.3)
     number = turns.messages[-1].number
-    tell(many - 1)
-    tell(1, "no server")
+    publish_forecasts(many - 1)
+    publish_forecasts(1, "no server")
     time.sleep(0.3)
     assert turns.messages[-1].number == number, "one look is enough for so many frames, and none where there is nobody"
-    tell(1)
+    publish_forecasts(1)
     wait_for(lambda: turns.messages[-1].number > number, "another look")
 
 
@@ -196,10 +196,10 @@ def test_a_mode_that_the_node_cannot_run_is_refused_with_the_argument_that_would
     assert "no node has told yet" in call("server").message
     wait_for_readers(forecasts)
     second = [rospy.Duration(0, 1)]
-    told = {"latency": second * 2, "error": second * 2, "doubt": second * 2, "energy": [1.0, 1.0]}
+    fields = {"latency": second * 2, "error": second * 2, "doubt": second * 2, "energy": [1.0, 1.0]}
     forecasts.publish(
         Forecast(mode=["local", "split"], obstacle=["", "it is being traced"], absent=["replay"],
-                 remedy=["it lacks a device; start with virtual_device:=true"], **told)
+                 remedy=["it lacks a device; start with virtual_device:=true"], **fields)
     )  # fmt: skip
     wait_for(lambda: "no node has told" not in call("server").message, "the forecast's arrival")
     answer = call("replay")
@@ -212,10 +212,10 @@ def test_a_mode_that_the_node_cannot_run_is_refused_with_the_argument_that_would
     assert answer.message.endswith("for now frames run locally: it is being traced")
 
 
-def test_two_managers_are_told_on_diagnostics(graph):
+def test_two_managers_are_reported_on_diagnostics(graph):
     first = graph.node("offload_manager_node", mode="local")
     graph.node("offload_manager_node", name="another_manager", mode="server")
-    wait_for(lambda: graph.says(first, 2, "one manager only"), "the error")
+    wait_for(lambda: graph.has_status(first, 2, "one manager only"), "the error")
 
 
 def test_bandwidth_is_what_the_transfers_had(graph):
@@ -223,25 +223,25 @@ def test_bandwidth_is_what_the_transfers_had(graph):
 
     from edge_offload_msgs.msg import Bandwidth, Latency
 
-    told = graph.listen("offload/bandwidth", Bandwidth)
+    listener = graph.listen("offload/bandwidth", Bandwidth)
     graph.node("bandwidth_monitor_node", rate=20, window=1.0)
     latency = graph.publisher("offload/latency", Latency)
-    wait_for(lambda: len(told) > 0, "the monitor")
+    wait_for(lambda: len(listener) > 0, "the monitor")
     wait_for_readers(latency)
-    assert told.messages[0].source == Bandwidth.NONE
+    assert listener.messages[0].source == Bandwidth.NONE
     cost = Latency(mode="server", bytes_up=1_000_000, bytes_down=100_000, connected=True)
     # with the way through an empty link, which is no matter of bandwidth
     cost.uplink, cost.downlink = rospy.Duration(0, 101_300_000), rospy.Duration(0, 101_300_000)
     cost.link_round_trip = rospy.Duration(0, 2_600_000)
     latency.publish(cost)
-    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "an estimate")
-    assert (found.source, found.connected) == (Bandwidth.PASSIVE, True)
-    assert found.uplink == pytest.approx(10e6)
-    assert found.downlink == pytest.approx(1e6)
-    assert 0 < found.uplink_error < 0.5
-    assert found.round_trip == rospy.Duration(0, 2_600_000)
-    wait_for(lambda: told.messages[-1].samples == 0, "the end of the window")
-    assert told.messages[-1].uplink == 0
+    estimate = wait_for(lambda: next((m for m in listener.messages if m.samples), None), "an estimate")
+    assert (estimate.source, estimate.connected) == (Bandwidth.PASSIVE, True)
+    assert estimate.uplink == pytest.approx(10e6)
+    assert estimate.downlink == pytest.approx(1e6)
+    assert 0 < estimate.uplink_error < 0.5
+    assert estimate.round_trip == rospy.Duration(0, 2_600_000)
+    wait_for(lambda: listener.messages[-1].samples == 0, "the end of the window")
+    assert listener.messages[-1].uplink == 0
 
 
 def test_the_monitor_does_not_take_a_frame_of_overlapping_transfers_for_one(graph):
@@ -250,49 +250,53 @@ def test_the_monitor_does_not_take_a_frame_of_overlapping_transfers_for_one(grap
 
     from edge_offload_msgs.msg import Bandwidth, Forecast, Latency
 
-    told = graph.listen("offload/bandwidth", Bandwidth)
+    listener = graph.listen("offload/bandwidth", Bandwidth)
     graph.node("bandwidth_monitor_node", rate=20, window=5.0)
     latency, forecast = graph.publisher("offload/latency", Latency), graph.publisher("offload/forecast", Forecast)
     wait_for_readers(latency, forecast)
     cost = Latency(mode="split", bytes_up=1_000_000, bytes_down=100_000, connected=True, round_trips=1)
     cost.uplink = cost.downlink = rospy.Duration(0, 200_000_000)
-    before = len(told)
+    before = len(listener)
     latency.publish(cost)
-    wait_for(lambda: len(told) > before + 5, "messages")
-    assert told.messages[-1].source == Bandwidth.NONE
+    wait_for(lambda: len(listener) > before + 5, "messages")
+    assert listener.messages[-1].source == Bandwidth.NONE
     forecast.publish(Forecast(mode=["split"], uplink=10e6, downlink=9e6, link_error=0.1, link_age=rospy.Duration(1)))
-    found = wait_for(lambda: next((m for m in told.messages if m.samples), None), "the link of the transfers")
-    assert (found.source, found.uplink, found.downlink) == (Bandwidth.PASSIVE, pytest.approx(10e6), pytest.approx(9e6))
-    assert 1.0 <= found.age.to_sec() < 4.0
+    estimate = wait_for(lambda: next((m for m in listener.messages if m.samples), None), "the link of the transfers")
+    assert (estimate.source, estimate.uplink, estimate.downlink) == (
+        Bandwidth.PASSIVE,
+        pytest.approx(10e6),
+        pytest.approx(9e6),
+    )
+    assert 1.0 <= estimate.age.to_sec() < 4.0
 
 
-def test_power_says_where_it_comes_from_and_energy_only_grows(graph):
+def test_power_names_its_source_and_energy_only_grows(graph):
     from edge_offload_msgs.msg import Power
 
-    told = graph.listen("offload/power", Power)
+    listener = graph.listen("offload/power", Power)
     jetson = {"inference_watts": 13.35, "communication_watts": 4.25, "standby_watts": 4.04}
     node = graph.node("power_node", source="model", rate=20, **jetson)
-    wait_for(lambda: len(told) >= 10, "ten messages")
-    assert {message.source for message in told.messages} == {Power.MODEL}
-    assert told.messages[-1].watts == pytest.approx(4.04, rel=0.01)
-    assert told.messages[-1].state == Power.STANDBY
-    joules = [message.joules for message in told.messages]
+    wait_for(lambda: len(listener) >= 10, "ten messages")
+    assert {message.source for message in listener.messages} == {Power.MODEL}
+    assert listener.messages[-1].watts == pytest.approx(4.04, rel=0.01)
+    assert listener.messages[-1].state == Power.STANDBY
+    joules = [message.joules for message in listener.messages]
     assert joules == sorted(joules)
     assert joules[-1] > joules[0]
     assert node.stop() == 0
 
 
-def test_the_power_of_a_machine_of_which_nothing_is_known_is_not_made_up(graph):
+def test_the_power_of_an_unsupported_machine_is_not_invented(graph):
     from edge_offload.power.detect import detect
     from edge_offload_msgs.msg import Power
 
     if detect().sources:
         pytest.skip("this machine has a sensor")
-    told = graph.listen("offload/power", Power)
+    listener = graph.listen("offload/power", Power)
     node = graph.node("power_node", rate=20)
-    wait_for(lambda: len(told) >= 5, "five messages")
-    assert {message.source for message in told.messages} == {Power.UNKNOWN}
-    assert all(math.isnan(message.watts) and math.isnan(message.joules) for message in told.messages)
+    wait_for(lambda: len(listener) >= 5, "five messages")
+    assert {message.source for message in listener.messages} == {Power.UNKNOWN}
+    assert all(math.isnan(message.watts) and math.isnan(message.joules) for message in listener.messages)
     wait_for(lambda: "no table of watts" in graph.values(node).get("source", ""), "the word on it")
     wrong = graph.node("power_node", name="half", standby_watts=4.0)
     assert wrong.wait(120) == 1
@@ -306,14 +310,14 @@ def test_a_board_whose_rails_are_parts_of_what_it_draws_is_unknown_with_a_warnin
     script.write_text("#!/bin/sh\nwhile echo 'VDD_GPU 5000mW/5000mW VIN_SYS_5V0 6000mW/6000mW'; do sleep 0.1; done\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    heard = graph.listen("offload/power", Power)
+    listener = graph.listen("offload/power", Power)
     node = graph.node("power_node", rate=20)
-    wait_for(lambda: len(heard) >= 3, "three messages")
-    assert {message.source for message in heard.messages} == {Power.UNKNOWN}
-    wait_for(lambda: graph.says(node, 1, "a Jetson AGX Thor draws VIN, and there is no VIN"), "the warning")
+    wait_for(lambda: len(listener) >= 3, "three messages")
+    assert {message.source for message in listener.messages} == {Power.UNKNOWN}
+    wait_for(lambda: graph.has_status(node, 1, "a Jetson AGX Thor draws VIN, and there is no VIN"), "the warning")
 
 
-def test_hours_left_per_mode_are_told_where_there_is_a_battery(graph):
+def test_hours_remaining_per_mode_are_reported_with_a_battery(graph):
     import rospy
     from sensor_msgs.msg import BatteryState
 
@@ -326,20 +330,20 @@ def test_hours_left_per_mode_are_told_where_there_is_a_battery(graph):
     unknown = float("nan")
     seconds = [rospy.Duration(0, 400_000_000), rospy.Duration(0, 100_000_000)]
 
-    def tell(**fields):
+    def publish_battery(**fields):
         forecasts.publish(Forecast(mode=["local", "replay"], latency=seconds, error=seconds, doubt=seconds,
                                    energy=[5.0, 0.5], obstacle=["", ""], server_load=unknown))  # fmt: skip
         values = {"capacity": unknown, "design_capacity": unknown, "charge": unknown, "percentage": unknown, **fields}
         battery.publish(BatteryState(voltage=10.0, **values))
 
-    def said(words):
-        return lambda: (tell(capacity=5.0, percentage=0.5), graph.values(node).get("battery") == words)[1]
+    def shows(text):
+        return lambda: (publish_battery(capacity=5.0, percentage=0.5), graph.values(node).get("battery") == text)[1]
 
     # 25 Wh at 12.5 W and at 5 W
-    wait_for(said("50%, 25 Wh; local 2.0 h, replay 5.0 h (frame after frame)"), "the hours")
+    wait_for(shows("50%, 25 Wh; local 2.0 h, replay 5.0 h (frame after frame)"), "the hours")
 
 
-def test_a_power_sensor_that_is_asked_for_and_absent_ends_the_node(graph):
+def test_an_absent_requested_power_sensor_ends_the_node(graph):
     node = graph.node("power_node", source="ina3221")
     assert node.wait(120) == 1
     assert "ina3221" in node.output.lower()
@@ -370,15 +374,15 @@ def test_the_follower_stands_still_without_news_and_drives_with_them(graph):
 
     wait_for(see, "driving forward and to the left")
     wait_for(lambda: commands.messages[-1].linear.x == 0 == commands.messages[-1].angular.z, "the stop")
-    for stamp, words in (
+    for stamp, reason in (
         (rospy.Time(), "stamp 0"),
         (rospy.Time.now() + rospy.Duration(3600), "ahead of the clock"),
         (rospy.Time.now() - rospy.Duration(60), "s old by their stamps"),
     ):
-        began = len(commands)
-        wait_for(lambda s=stamp, w=words: see(s) or graph.complains(node, w), "the word why it stands")
-        assert graph.complains(node, words), "it drives by people of unknown age"
-        assert all(command.linear.x == 0 == command.angular.z for command in commands.messages[began:])
+        first = len(commands)
+        wait_for(lambda s=stamp, w=reason: see(s) or graph.complains(node, w), "the word why it stands")
+        assert graph.complains(node, reason), "it drives by people of unknown age"
+        assert all(command.linear.x == 0 == command.angular.z for command in commands.messages[first:])
     assert node.stop() == 0
     assert commands.messages[-1].linear.x == 0
 
@@ -424,7 +428,7 @@ def test_the_recorder_ends_the_run_and_writes_a_summary_that_fits_the_schema(gra
 
 def test_a_run_without_a_result_has_no_summary_and_a_non_zero_exit_code(graph, tmp_path):
     node = graph.node("run_recorder", json=str(tmp_path / "summary.json"), video=False)
-    wait_for(lambda: graph.says(node, 0), "the end of its start")
+    wait_for(lambda: graph.has_status(node, 0), "the end of its start")
     node.signal(signal.SIGINT)
     assert node.wait(120) == 1
     assert not (tmp_path / "summary.json").exists()
@@ -448,7 +452,7 @@ def test_a_node_that_ends_itself_while_it_starts_is_stopped_all_the_same(master,
     assert (ended.returncode, ended.stdout.count("stopped")) == (3, 1), ended.stdout + ended.stderr
 
 
-def test_a_misspelt_parameter_is_told(graph):
+def test_a_misspelt_parameter_is_reported(graph):
     node = graph.node("power_node", source="model", raet=3)
     wait_for(lambda: any("~raet" in status.message for status in graph.statuses(node)), "the warning")
 
@@ -460,10 +464,10 @@ def test_help_needs_no_master_and_unknown_arguments_are_refused():
     environment = {**os.environ, "ROS_MASTER_URI": "http://localhost:1"}
     shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, text=True, check=False)
     assert shown.returncode == 0
-    for words in ("offload/set_mode", "~mode", "local, server"):
-        assert words in shown.stdout
+    for part in ("offload/set_mode", "~mode", "local, server"):
+        assert part in shown.stdout
     wrong = subprocess.run([*command, "--hepl"], env=environment, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    alone = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert alone.returncode == 1
-    assert "roscore" in alone.stderr
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "roscore" in done.stderr

@@ -31,19 +31,19 @@ def pose(tmp_path):
     return of_yolov8(tmp_path / "pose.onnx", RECORDED["v11pose.table"], METADATA["v11pose"])
 
 
-def test_a_server_is_asked_for_the_file_by_name_checksum_and_decoder(pose):
-    told = {"sha256": reading.checksum(pose)}
+def test_a_file_is_requested_from_the_server_by_name_checksum_and_decoder(pose):
+    options = {"sha256": reading.checksum(pose)}
     people = network("people", model=pose)
-    assert (people.name, people.options) == ("pose.onnx", told)
+    assert (people.name, people.options) == ("pose.onnx", options)
     detector = network("detector", model=pose, decoder="yolov8-pose", model_options={"score": 0.5})
-    assert (detector.name, detector.options) == ("pose.onnx", {"score": 0.5, "decoder": "yolov8-pose", **told})
+    assert (detector.name, detector.options) == ("pose.onnx", {"score": 0.5, "decoder": "yolov8-pose", **options})
     assert people.weights_sha256 == detector.weights_sha256
     for one in (people, detector):
         assert set(one.absent) >= {Mode.SERVER, Mode.SPLIT, Mode.REPLAY}
         one.close()
 
 
-def test_what_a_file_is_not_for_is_told_with_the_node_that_takes_it(tmp_path):
+def test_a_file_for_another_node_is_refused_with_its_name(tmp_path):
     boxes = of_yolov8(tmp_path / "net.onnx", RECORDED["v11.table"], METADATA["v11"])
     with pytest.raises(BadInput, match=r"finds no keypoints.*node:=detector_node"):
         network("people", model=boxes)

@@ -150,7 +150,7 @@ def test_every_node_explains_its_topics_and_parameters(name):
 
 @pytest.mark.process
 @pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*.launch")), ids=lambda path: path.name)
-def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_dies(path):
+def test_launch_files_explain_every_argument_and_what_happens_when_a_node_dies(path):
     root = ElementTree.parse(path).getroot()
     for argument in root.findall("arg"):
         if not argument.get("name").startswith("_"):
@@ -168,7 +168,7 @@ def test_launch_files_explain_every_argument_and_say_what_happens_when_a_node_di
 
 @pytest.mark.ros
 @pytest.mark.parametrize("name", ["kapao_tracking.launch", "patrol.launch", "robot.launch"])
-def test_networks_that_look_at_images_take_the_topics_of_a_lidar_and_of_depth(master, name):
+def test_networks_on_images_accept_topics_of_a_lidar_and_of_depth(master, name):
     from roslaunch.config import load_config_default
 
     given = ["cloud_topic:=/velodyne_points", "depth_topic:=/front/depth", "server:=none", "calibration:=none"]

@@ -41,7 +41,7 @@ def test_what_roslaunch_makes_of_a_text_is_turned_back():
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    ("raw", "error"),
     [
         ({"rate": "fast"}, "~rate"),
         ({"rate": 0.0}, "at least 0.1"),
@@ -51,16 +51,16 @@ def test_what_roslaunch_makes_of_a_text_is_turned_back():
         ({"options": [1]}, "~options"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_by_name(raw, words):
-    with pytest.raises(BadInput, match=words):
+def test_a_value_that_makes_no_sense_is_refused_by_name(raw, error):
+    with pytest.raises(BadInput, match=error):
         parameters.read(DECLARED, raw)
 
 
-def test_misspelt_parameters_are_found():
+def test_misspelt_parameters_are_reported():
     assert parameters.undeclared_names(DECLARED, {"rate": 1, "frams": 2}) == ["frams"]
 
 
-def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_again():
+def test_parameters_written_by_nodes_are_not_misspelt_for_restarted_ones():
     """A respawned node reads the parameters that the one before it wrote."""
     pytest.importorskip("rospy")
     from edge_offload.nodes.detector.detector_node import DetectorNode
@@ -72,35 +72,35 @@ def test_what_nodes_write_themselves_is_not_misspelt_for_those_that_are_started_
     nodes = (DetectorNode, OffloadManagerNode, DashboardNode, KapaoNode, AgrnavNode)
     allowed = {name for node in nodes for name in (*node.written, *(param.name for param in node.declared))}
     folder = pathlib.Path(parameters.__file__).parents[1]
-    found = set()
+    written = set()
     for file in folder.rglob("*.py"):
-        found |= set(re.findall(r"""(?:set_param|resolve_name)\("~(\w+)""", file.read_text(encoding="utf-8")))
-    assert found >= {"weights_sha256", "labels", "url", "mode"}
-    assert found <= allowed
+        written |= set(re.findall(r"""(?:set_param|resolve_name)\("~(\w+)""", file.read_text(encoding="utf-8")))
+    assert written >= {"weights_sha256", "labels", "url", "mode"}
+    assert written <= allowed
 
 
-def test_an_absent_server_is_amber_for_a_policy_and_red_for_who_asked_for_it_by_name():
-    def judge(watch, now, held, ready=False):
-        return watch.judge_link(now, ready, "tcp://edge:5599", "connection refused", held)
+def test_an_absent_server_is_amber_for_a_policy_and_red_for_a_requested_mode():
+    def judge(watch, now, by_name, ready=False):
+        return watch.judge_link(now, ready, "tcp://edge:5599", "connection refused", by_name)
 
-    for held, lasting in ((False, WARN), (True, ERROR)):
+    for retained, lasting in ((False, WARN), (True, ERROR)):
         watch = LinkWatch()
-        assert judge(watch, 0.0, held, ready=True) is None
-        level, words = judge(watch, 5.0, held)
+        assert judge(watch, 0.0, retained, ready=True) is None
+        level, message = judge(watch, 5.0, retained)
         assert level == WARN, "an interruption"
-        assert "tcp://edge:5599: connection refused" in words
-        level, words = judge(watch, 15.5, held)
+        assert "tcp://edge:5599: connection refused" in message
+        level, message = judge(watch, 15.5, retained)
         assert level == lasting
-        assert "for more than 10 s: connection refused" in words
-        assert "every frame is computed on the robot" in words
-        assert "check that 'edge-offload serve' runs there" in words
-        assert judge(watch, 16.0, held) == judge(watch, 17.0, held), "told once, not every second"
-        assert "a minute" in judge(watch, 70.0, held)[1]
-        assert judge(watch, 71.0, held, ready=True) is None
-        assert judge(watch, 72.0, held)[0] == WARN, "it had been back"
+        assert "for more than 10 s: connection refused" in message
+        assert "every frame is computed on the robot" in message
+        assert "check that 'edge-offload serve' runs there" in message
+        assert judge(watch, 16.0, retained) == judge(watch, 17.0, retained), "told once, not every second"
+        assert "a minute" in judge(watch, 70.0, retained)[1]
+        assert judge(watch, 71.0, retained, ready=True) is None
+        assert judge(watch, 72.0, retained)[0] == WARN, "it had been back"
 
 
-def test_what_one_part_of_a_node_says_has_its_name_and_ends_by_itself():
+def test_a_condition_of_one_part_has_its_name_and_ends_by_itself():
     health, late = Health(), [""]
     front, rear = health.make_part("front"), health.make_part("rear")
     for part in (front, rear):
@@ -120,7 +120,7 @@ def test_what_one_part_of_a_node_says_has_its_name_and_ends_by_itself():
     assert health.make_report().level == OK
 
 
-def test_health_reports_the_worst_condition_first_and_forgets_what_is_over():
+def test_health_reports_the_worst_condition_first_and_drops_ended_ones():
     health = Health()
     assert health.make_report().level == OK
     health.warn("link", "no server")
@@ -146,7 +146,7 @@ def tally_of(published, results, latencies, mode=Mode.SERVER) -> Tally:
     return tally
 
 
-def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
+def test_missing_fields_of_results_are_reported_as_a_share_of_recent_ones():
     clock = SimpleNamespace(now=0.0)
     health, losses = Health(), Losses("results without a place", lambda: clock.now)
     health.watch("place", losses.describe_losses)
@@ -169,7 +169,7 @@ def test_what_results_lack_is_told_as_a_share_until_it_is_long_ago():
     assert health.make_report().level == OK
 
 
-def test_what_is_awaited_is_told_when_it_stays_away():
+def test_awaited_messages_are_reported_when_absent():
     clock = SimpleNamespace(now=100.0)
     awaited = Awaited("cloud on /points", lambda: "check the driver", 3.0, lambda: clock.now)
     clock.now = 102.0
@@ -196,7 +196,7 @@ def test_a_sound_run_has_no_faults_and_its_summary_fits_the_schema():
     assert "  net.onnx, " in render_summary({**record, "model": "/home/robot/nets/net.onnx"})
 
 
-def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
+def test_a_bag_in_a_loop_is_counted_every_time():
     tally = Tally()
     report = InferenceReport(Mode.SERVER, "movenet", 0.1)
     for loop in range(4):
@@ -217,7 +217,7 @@ def test_a_bag_that_is_played_again_and_again_is_counted_every_time():
     assert tally.list_faults() == [], "half an answer is known though its stamp was there before"
 
 
-def test_frames_that_fell_back_are_told_apart_in_the_summary():
+def test_frames_that_fell_back_are_distinguished_in_the_summary():
     tally = tally_of([1, 2, 3], [1, 2], [1, 2])
     tally.add_result(3)
     tally.add_latency(3, InferenceReport(Mode.LOCAL, "movenet", 0.7), 0.5, False)
@@ -232,7 +232,7 @@ def test_frames_that_fell_back_are_told_apart_in_the_summary():
 
 
 @pytest.mark.parametrize(
-    ("results", "latencies", "words"),
+    ("results", "latencies", "message"),
     [
         ([1, 2, 99], [1, 2, 99], "belong to no frame"),
         ([1, 2, 2], [1, 2], "several results"),
@@ -240,9 +240,9 @@ def test_frames_that_fell_back_are_told_apart_in_the_summary():
         ([1, 2], [1, 2, 3], "but not both"),
     ],
 )
-def test_a_restamped_doubled_or_missing_answer_is_a_fault(results, latencies, words):
+def test_a_restamped_doubled_or_missing_answer_is_a_fault(results, latencies, message):
     faults = tally_of([1, 2, 3], results, latencies).list_faults()
-    assert any(words in fault for fault in faults), faults
+    assert any(message in fault for fault in faults), faults
 
 
 def test_a_count_that_ends_while_frames_are_under_way_is_even():
@@ -291,7 +291,7 @@ def test_answers_to_frames_of_before_we_listened_are_answers_to_published_frames
 
 
 @pytest.mark.parametrize("late", ["results", "latencies"])
-def test_a_count_that_begins_after_the_network_is_even(late):
+def test_a_count_started_after_the_network_is_even(late):
     """Its subscriptions connect one after the other: the first answers may be here by half, or not at all."""
     report = InferenceReport(Mode.SERVER, "movenet", 0.1)
     tally = Tally(late=True)
@@ -326,7 +326,7 @@ def test_no_result_at_all_is_an_error_and_not_an_empty_summary():
         tally_of([1, 2], [], []).summarise_run()
 
 
-def test_the_summary_says_what_to_do_about_two_versions_of_torch():
+def test_the_summary_gives_the_remedy_for_two_versions_of_torch():
     tally = Tally()
     tally.add_frame(1)
     tally.add_result(1)
@@ -338,24 +338,27 @@ def test_the_summary_says_what_to_do_about_two_versions_of_torch():
     assert "pip install torch==2.13.0 on the server" in render_summary(record)
 
 
-def test_two_versions_of_torch_are_told_on_diagnostics_and_reach_the_summary():
+def test_two_versions_of_torch_are_reported_on_diagnostics_and_reach_the_summary():
     pytest.importorskip("rospy")
     from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
     from edge_offload.nodes.inference.link_watch import NetworkHealth
     from edge_offload.nodes.monitor.run_recorder import RunRecorder
 
-    words = "pip install torch==2.13.0 on the server"
-    module, health = SimpleNamespace(state=dict, torches=lambda: words, engine_state=lambda: ("eager", False)), Health()
+    message = "pip install torch==2.13.0 on the server"
+    module, health = (
+        SimpleNamespace(state=dict, torches=lambda: message, engine_state=lambda: ("eager", False)),
+        Health(),
+    )
     network = NetworkHealth(module, None, health)
     network.refresh(needed=False)
-    told = health.make_report()
-    assert (told.level, told.message) == (WARN, words)
+    report = health.make_report()
+    assert (report.level, report.message) == (WARN, message)
     recorder = RunRecorder.__new__(RunRecorder)
     recorder._tally = Tally()
-    values = [KeyValue(key, value) for key, value in told.values.items()]
+    values = [KeyValue(key, value) for key, value in report.values.items()]
     recorder._on_diagnostics(DiagnosticArray(status=[DiagnosticStatus(values=values)]))
-    assert recorder._tally.two_torches == words
+    assert recorder._tally.two_torches == message
     module.torches = str
     network.refresh(needed=False)
     assert health.make_report().level == OK
@@ -379,7 +382,7 @@ def test_a_mode_that_changes_since_everything_is_ended_is_no_news(monkeypatch):
     assert lines == ["mode server from now on: faster"]
 
 
-def test_results_that_are_carried_along_are_counted_apart_from_inferences():
+def test_carried_results_are_counted_separately_from_inferences():
     tally = tally_of([1, 2, 3, 4, 5], [], [2, 4])
     for stamp, origin in ((1, "none"), (2, "none"), (3, "carried"), (4, "local"), (5, "carried")):
         tally.add_result(stamp, origin, 0.02)
@@ -409,8 +412,8 @@ def test_cameras_of_one_network_are_counted_each_by_itself():
             tally.add_frame(stamp)
             if stamp in answered:
                 tally.add_result(stamp)
-                took_s = 0.1 if camera == "front" else 0.3
-                tally.add_latency(stamp, InferenceReport(Mode.SERVER, "movenet", took_s), 1.0, True)
+                seconds = 0.1 if camera == "front" else 0.3
+                tally.add_latency(stamp, InferenceReport(Mode.SERVER, "movenet", seconds), 1.0, True)
     assert (tallies.sum_counts("frames"), tallies.sum_counts("complete"), tallies.results) == (8, 5, 5)
     assert tallies.list_faults() == []
     record = tallies.summarise_run()

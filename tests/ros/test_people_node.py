@@ -34,7 +34,7 @@ def check_answers(images, people, latency):
     results, costs = people.by_stamp(), latency.by_stamp()
     assert set(results) == set(costs)
     assert set(results) <= set(images.stamps)
-    assert {len(found) for found in [*results.values(), *costs.values()]} == {1}
+    assert {len(messages) for messages in [*results.values(), *costs.values()]} == {1}
     return results, costs
 
 
@@ -59,8 +59,8 @@ def test_frames_published_are_taken_or_superseded_and_every_one_taken_has_a_resu
     assert figures["frames waiting"] == "0"
     assert images.stamps[-1] in results, "the newest frame is never the one that gives way"
     # an image waits for one inference at most, whatever came before it: a queue would make it tens
-    queued = [found[0].queue.to_sec() for found in costs.values()]
-    worked = [found[0].total.to_sec() - found[0].queue.to_sec() for found in costs.values()]
+    queued = [messages[0].queue.to_sec() for messages in costs.values()]
+    worked = [result[0].total.to_sec() - result[0].queue.to_sec() for result in costs.values()]
     assert statistics.median(queued) <= 3 * statistics.median(worked)
 
 
@@ -73,7 +73,7 @@ def test_every_frame_mode_loses_nothing_and_keeps_the_order(graph, images):
     assert [message.header.stamp.to_nsec() for message in people.messages] == images.stamps
 
 
-def test_a_node_that_waits_for_its_server_ends_when_it_is_told_to(graph):
+def test_a_node_that_waits_for_its_server_ends_on_request(graph):
     from sensor_msgs.msg import CameraInfo
 
     infos = graph.publisher("camera/camera_info", CameraInfo, latch=True)
@@ -81,21 +81,21 @@ def test_a_node_that_waits_for_its_server_ends_when_it_is_told_to(graph):
     nowhere = f"tcp://127.0.0.1:{free_port()}"
     options = {"model": "tiny_people:make", "threads": 1, "keys": str(graph.keys), "server": nowhere}
     node = graph.node("kapao_node", mode="auto", server_wait=300.0, **options)
-    wait_for(lambda: graph.says(node, 1, "waiting for mode server"), "the wait for the server", 90)
+    wait_for(lambda: graph.has_status(node, 1, "waiting for mode server"), "the wait for the server", 90)
     node.signal(signal.SIGINT)
     assert node.wait(120) == 0, node.output
 
 
-def test_people_carry_what_was_found_and_the_cost_says_how(graph, images):
+def test_people_have_their_results_and_the_cost_names_the_mode(graph, images):
     from edge_offload_msgs.msg import OffloadMode, Power
 
     jetson = {"inference_watts": 13.35, "communication_watts": 4.25, "standby_watts": 4.04}
     _, people, latency = start(graph, images, slowdown=2.0, deadline=30.0, power=jetson)
     images.send(x=60, y=40)
     wait_for(lambda: len(latency) == 1 and len(people) == 1, "the answer")
-    found, cost = people.messages[0], latency.messages[0]
-    assert (found.image_width, found.image_height, found.header.frame_id) == (128, 96, "camera_optical_frame")
-    (person,) = found.people
+    message, cost = people.messages[0], latency.messages[0]
+    assert (message.image_width, message.image_height, message.header.frame_id) == (128, 96, "camera_optical_frame")
+    (person,) = message.people
     assert person.observed
     assert person.x_min < 60 < person.x_max
     assert person.y_min < 40 < person.y_max
@@ -109,7 +109,7 @@ def test_people_carry_what_was_found_and_the_cost_says_how(graph, images):
     assert cost.energy_source in (Power.MEASURED, Power.MODEL)
 
 
-def test_a_faulty_frame_gives_one_empty_answer_that_says_why_and_the_next_one_is_fine(graph, images):
+def test_a_faulty_frame_gives_one_empty_result_with_the_reason_and_the_next_one_is_fine(graph, images):
     node, people, latency = start(graph, images, every_frame=True)
     faults = [{"encoding": "martian8"}, {"data": b"\0" * 100}, {"width": 0, "height": 0, "step": 0}, {"step": 1}]
     for fault in faults:
@@ -119,9 +119,9 @@ def test_a_faulty_frame_gives_one_empty_answer_that_says_why_and_the_next_one_is
     results, costs = check_answers(images, people, latency)
     assert [len(results[stamp][0].people) for stamp in images.stamps] == [0, 0, 0, 0, 1]
     errors = [costs[stamp][0].error for stamp in images.stamps]
-    for words, error in zip(("martian8", "truncated", "empty", "step", ""), errors):
-        assert words in error
-        assert bool(words) == bool(error)
+    for cause, error in zip(("martian8", "truncated", "empty", "step", ""), errors):
+        assert cause in error
+        assert bool(cause) == bool(error)
     wait_for(lambda: graph.values(node).get("bad frames") == "4", "the count on /diagnostics")
 
 
@@ -161,16 +161,16 @@ def test_depth_gives_a_position_and_depth_without_a_value_gives_none(graph, imag
 
         return wait_for(placed, "a position from a depth image")
 
-    known = in_time()
-    assert known.position_frame == "camera_optical_frame"
-    assert known.position.z == pytest.approx(3.0, abs=0.05)
+    located = in_time()
+    assert located.position_frame == "camera_optical_frame"
+    assert located.position.z == pytest.approx(3.0, abs=0.05)
     assert step(np.nan).position_source == Person.UNKNOWN
     assert step(3.0, data=b"short").position_source == Person.UNKNOWN
     in_time()
     assert int(wait_for(lambda: graph.values(node).get("bad depth images"), "the count on /diagnostics")) == 1
 
 
-def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, monkeypatch):
+def test_absent_images_are_reported_with_the_topics_that_have_some(graph, monkeypatch):
     """A misspelt image_topic: nothing arrives, and within seconds the log and /diagnostics say where images are."""
     import rospy
     from sensor_msgs.msg import Image
@@ -185,21 +185,21 @@ def test_images_that_stay_away_are_told_with_the_topics_that_have_some(graph, mo
         def callback(self, function):
             return function
 
-    said = []
-    monkeypatch.setattr(rospy, "logwarn", said.append)
+    warnings = []
+    monkeypatch.setattr(rospy, "logwarn", warnings.append)
     monkeypatch.setattr(intake, "SILENCE_S", 0.0)
     graph.publisher("front/image_raw", Image)
     images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue(), queue_all=False)
     for _ in range(2):
         images.refresh()
     images.close()
-    (line,) = said
+    (line,) = warnings
     assert f"no image on {graph.ns}/frnt" in line
     assert f"{graph.ns}/front/image_raw" in line
     assert line.split(" yet")[0] in Listener.health.make_report().message
 
 
-def test_compressed_images_are_found_by_themselves(graph):
+def test_compressed_images_are_detected_automatically(graph):
     import cv2
     import numpy as np
     import rospy
@@ -261,7 +261,7 @@ def test_the_server_is_killed_in_mid_run_and_results_go_on(graph, images):
     run_until(lambda _: not set(images.stamps).isdisjoint(reported.by_stamp()), "a result on the server's side")
     wait_for(lambda: status.messages and status.messages[-1].inferences > 0, "the server's status")
     assert status.messages[-1].robots == 1
-    run_until(lambda _: graph.says(node, 0), "a green light")
+    run_until(lambda _: graph.has_status(node, 0), "a green light")
 
     server.signal(signal.SIGKILL)
     run_until(lambda cost: cost.mode == "local" and cost.fallback_reason, "a local answer after the kill")
@@ -318,7 +318,7 @@ def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_
     if carry:
         wait_for(lambda: len(people) == int(figures["frames taken"]), "a result for every image taken up")
         wait_for(lambda: len(latency) == int(figures["inferences"]), "a latency for every inference")
-        assert {len(found) for found in people.by_stamp().values()} == {1}
+        assert {len(messages) for messages in people.by_stamp().values()} == {1}
         assert set(latency.by_stamp()) < set(people.by_stamp()) <= set(images.stamps)
     else:
         wait_for(lambda: len(people) == len(latency) > 0, "an even number of answers")
@@ -330,7 +330,7 @@ def test_with_frames_in_flight_none_is_lost_or_overtaken_by_modes_an_outage_and_
 
 
 @pytest.mark.slow
-def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
+def test_a_server_on_a_used_port_fails_to_start_with_a_message(graph):
     from edge_offload_msgs.msg import ServerStatus
 
     address = f"tcp://127.0.0.1:{free_port()}"
@@ -340,8 +340,8 @@ def test_a_server_on_a_used_port_fails_to_start_and_says_so(graph):
     second = graph.node("offload_server_node", "second", bind=address, keys=str(graph.keys))
     assert second.wait(120) == 1
     assert address.rsplit(":", 1)[1] in second.output
-    said = graph.statuses(second)
-    assert any(status.level == 2 and "cannot start" in status.message for status in said)
+    statuses = graph.statuses(second)
+    assert any(status.level == 2 and "cannot start" in status.message for status in statuses)
 
 
 @pytest.mark.parametrize(
@@ -359,15 +359,15 @@ def test_a_mode_that_cannot_run_ends_the_start_with_the_argument_that_would_allo
     assert "Traceback" not in node.output
 
 
-def test_what_cannot_run_here_is_told_to_the_manager(graph, images):
+def test_unavailable_modes_are_reported_to_the_manager(graph, images):
     from edge_offload_msgs.msg import Forecast
 
     forecasts = graph.listen("offload/forecast", Forecast)
     start(graph, images, server=f"tcp://127.0.0.1:{free_port()}")
     images.send()
-    told = wait_for(lambda: forecasts.messages[-1] if len(forecasts) else None, "a forecast")
-    assert sorted(told.absent) == ["cached", "lazy", "per_op", "replay"]
-    assert all("virtual_device:=true" in words for words in told.remedy)
+    forecast = wait_for(lambda: forecasts.messages[-1] if len(forecasts) else None, "a forecast")
+    assert sorted(forecast.absent) == ["cached", "lazy", "per_op", "replay"]
+    assert all("virtual_device:=true" in remedy for remedy in forecast.remedy)
 
 
 def test_a_model_that_does_not_exist_ends_the_node_with_its_name(graph):
@@ -405,5 +405,5 @@ def test_a_turn_to_see_how_the_server_is_is_taken_where_a_policy_chose_the_robot
     turn(2)
     wait_for(lambda: len(people) == len(images.stamps), "a result for every image")
     wait_for(lambda: len(taken) >= 2, "a frame that takes the turn")
-    told = [(message.number, message.state) for message in taken.messages]
-    assert told == [(2, Turn.TAKEN), (2, Turn.ENDED)], "one frame, and no more"
+    states = [(message.number, message.state) for message in taken.messages]
+    assert states == [(2, Turn.TAKEN), (2, Turn.ENDED)], "one frame, and no more"

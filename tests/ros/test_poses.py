@@ -47,23 +47,23 @@ def moving(parent: str = "map", child: str = "cam", first: float = 0.0, last: fl
     return [(parent, child, first), (parent, child, last)]
 
 
-def wanted(poses: Poses, seconds: float = 0.5, target="map", source="cam", wait_s: float = 0.0, **lookup):
+def request_pose(poses: Poses, seconds: float = 0.5, target="map", source="cam", wait_s: float = 0.0, **lookup):
     now = time.monotonic()
     return PoseLookup(poses, "~world_frame", **lookup).look_up(target, source, at(seconds), now, now + wait_s)
 
 
-def test_a_pose_that_comes_late_is_waited_for_and_no_longer_than_it_takes():
+def test_a_late_pose_is_waited_for_no_longer_than_needed():
     poses = tf(*moving())
-    pose = wanted(poses, 1.06, wait_s=LONG_S)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(pose.settle_transform()), daemon=True)
+    pose = request_pose(poses, 1.06, wait_s=LONG_S)
+    transforms = []
+    thread = threading.Thread(target=lambda: transforms.append(pose.settle_transform()), daemon=True)
     thread.start()
     for seconds, x in ((1.05, 1.0), (1.1, 2.0)):
-        assert not found
+        assert not transforms
         poses.buffer.set_transform(transform("map", "cam", seconds, x), "test")
         poses.notify_waiting()
     thread.join(30.0)
-    assert found[0].translation[0] == pytest.approx(1.2), "that of the time asked for, between the two"
+    assert transforms[0].translation[0] == pytest.approx(1.2), "that of the time asked for, between the two"
     assert not pose.cause
 
 
@@ -79,8 +79,8 @@ def test_a_pose_that_comes_late_is_waited_for_and_no_longer_than_it_takes():
     ],
     ids=["no tf", "no such frame", "two trees", "before tf began", "tf has stopped", "no frame_id"],
 )
-def test_what_does_not_come_in_time_is_not_waited_for(transforms, source, seconds):
-    pose = wanted(tf(*transforms), seconds, source=source, wait_s=LONG_S)
+def test_an_absent_pose_is_not_waited_for(transforms, source, seconds):
+    pose = request_pose(tf(*transforms), seconds, source=source, wait_s=LONG_S)
     thread = threading.Thread(target=pose.settle_transform, daemon=True)
     thread.start()
     thread.join(30.0)
@@ -89,7 +89,7 @@ def test_what_does_not_come_in_time_is_not_waited_for(transforms, source, second
 
 
 @pytest.mark.parametrize(
-    ("transforms", "target", "source", "seconds", "words"),
+    ("transforms", "target", "source", "seconds", "parts"),
     [
         ([], "map", "cam", 0.5, ["nobody publishes tf"]),
         (moving(), "map", "camera", 0.5, ["no frame 'camera'", "tf has these: cam, map", "publish where 'camera' is"]),
@@ -107,14 +107,14 @@ def test_what_does_not_come_in_time_is_not_waited_for(transforms, source, second
         (moving(), "map", "cam", 1.06, ["late by 60 ms: give ~tf_wait:=0.1"]),
     ],
 )
-def test_why_there_is_no_pose_is_said_with_the_remedy(transforms, target, source, seconds, words):
-    pose = wanted(tf(*transforms), seconds, target, source)
+def test_a_missing_pose_is_reported_with_the_remedy(transforms, target, source, seconds, parts):
+    pose = request_pose(tf(*transforms), seconds, target, source)
     assert pose.settle_transform(wait=False) is None
-    assert all(part in pose.cause for part in words), pose.cause
+    assert all(part in pose.cause for part in parts), pose.cause
 
 
-def test_carried_results_are_not_told_to_wait_longer_than_they_may():
-    pose = wanted(tf(*moving()), 1.06, wait_s=0.02, carried=True)
+def test_carried_results_wait_within_their_limit():
+    pose = request_pose(tf(*moving()), 1.06, wait_s=0.02, carried=True)
     pose.settle_transform(wait=False)
     assert "late by 60 ms" in pose.cause
     assert "wait 20 ms at most" in pose.cause
@@ -152,13 +152,13 @@ def test_how_late_tf_is_is_measured_and_what_comes_too_late_is_not_waited_for(mo
 @given(st.sampled_from(["", "/", "//"]), st.sampled_from(["", "/"]), st.sampled_from(["", "/"]))
 def test_a_leading_slash_is_dropped_as_tf_did(target, source, published):
     poses = tf(*moving(f"{published}map", f"{published}robot/cam"))
-    assert wanted(poses, target=f"{target}map", source=f"{source}robot/cam").settle_transform() is not None
+    assert request_pose(poses, target=f"{target}map", source=f"{source}robot/cam").settle_transform() is not None
     assert frame_name(f"{source}robot/cam") == "robot/cam"
 
 
 def test_a_frame_is_where_it_is_though_tf_does_not_know_it():
-    found = wanted(tf(), target="/base_link", source="base_link").settle_transform()
-    assert found.map_points(rospy_point()).tolist() == [1.0, 2.0, 3.0]
+    transform = request_pose(tf(), target="/base_link", source="base_link").settle_transform()
+    assert transform.map_points(rospy_point()).tolist() == [1.0, 2.0, 3.0]
 
 
 def rospy_point():
@@ -167,18 +167,18 @@ def rospy_point():
     return np.array([1.0, 2.0, 3.0])
 
 
-def test_stamp_zero_asks_for_the_newest():
+def test_stamp_zero_requests_the_newest():
     poses = tf(("map", "cam", 0.0, 1.0), ("map", "cam", 1.0, 5.0))
     now = time.monotonic()
     assert PoseLookup(poses).look_up("map", "cam", rospy.Time(), now, now).settle_transform().translation[0] == 5.0
 
 
-def test_results_wait_most_of_the_time_between_frames_unless_told_otherwise():
+def test_results_wait_most_of_the_frame_interval_by_default():
     interval = Interval()
     assert interval.note_arrival(10.0) == 0.1, "nothing is known yet"
     for number in range(1, 8):
-        apart = interval.note_arrival(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
-    assert apart == pytest.approx(0.2)
+        interval_s = interval.note_arrival(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
+    assert interval_s == pytest.approx(0.2)
     assert waits_until(10.0, 0.2, {}) == pytest.approx(10.15)
     assert waits_until(10.0, 0.2, {"tf_wait": 0.5}) == pytest.approx(10.5)
     assert waits_until(10.0, 0.2, {"tf_wait": 0.5, "carry": True}) == pytest.approx(10.15)

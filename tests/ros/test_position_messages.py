@@ -28,22 +28,22 @@ from tests.perception.test_geometry import looking_down  # noqa: E402
 CAMERA = PinholeCamera(640, 480, np.array([[600.0, 0, 320], [0, 600.0, 240], [0, 0, 1]]))
 REPORT = InferenceReport(Mode.LOCAL, "m:make")
 BOXES = np.array([[310, 230, 370, 290], [10, 10, 40, 40], [300, 300, 340, 380]])
-FOUND = Detections(BOXES, np.array([0.9, 0.8, 0.7]), np.array([3, 1, 3]))
+DETECTIONS = Detections(BOXES, np.array([0.9, 0.8, 0.7]), np.array([3, 1, 3]))
 SURE = np.diag([0.01, 0.02, 0.04])
 
 
 def places(pose=None):
     near, far = np.array([0.2, 0.2, 6.0]), np.array([0.0, 1.0, 6.0])
     positions = [Position(near, SURE, LIDAR), None, Position(far, SURE, GROUND)]
-    return vision.places_of(Locator(CAMERA, pose, "eye", "map"), FOUND.boxes, positions)
+    return vision.places_of(Locator(CAMERA, pose, "eye", "map"), DETECTIONS.boxes, positions)
 
 
-def test_objects_say_where_they_are_in_which_frame_and_what_that_comes_from():
+def test_objects_have_position_frame_and_its_source():
     from edge_offload_msgs.msg import Object
 
     pose = looking_down()
-    known = places(pose)
-    message = objects_message(Header(frame_id="eye"), REPORT, (640, 480), FOUND, ["cup", "dog", "cup"], known)
+    located = places(pose)
+    message = objects_message(Header(frame_id="eye"), REPORT, (640, 480), DETECTIONS, ["cup", "dog", "cup"], located)
     cup, dog, far = message.objects
     assert (cup.position_source, cup.position_frame) == (Object.LIDAR, "map")
     assert [cup.position.x, cup.position.y, cup.position.z] == pytest.approx(pose.map_points(np.array([0.2, 0.2, 6.0])))
@@ -52,15 +52,15 @@ def test_objects_say_where_they_are_in_which_frame_and_what_that_comes_from():
     assert far.position_source == Object.GROUND
     assert message.header.frame_id == "eye", "the boxes are in the image"
     unplaced = places()
-    (cup, *_) = objects_message(Header(frame_id="eye"), REPORT, (640, 480), FOUND, ["cup"] * 3, unplaced).objects
+    (cup, *_) = objects_message(Header(frame_id="eye"), REPORT, (640, 480), DETECTIONS, ["cup"] * 3, unplaced).objects
     assert (cup.position_frame, cup.position.z) == ("eye", 6.0)
 
 
-def test_markers_show_each_object_whose_position_is_known_as_large_as_it_is():
+def test_markers_show_each_located_object_in_its_size():
     from visualization_msgs.msg import Marker
 
-    known = places()
-    first, *markers = markers_message(Header(frame_id="eye"), FOUND, ["cup", "dog", "cup"], known).markers
+    located = places()
+    first, *markers = markers_message(Header(frame_id="eye"), DETECTIONS, ["cup", "dog", "cup"], located).markers
     assert first.action == Marker.DELETEALL
     assert {(marker.ns, marker.id) for marker in markers} == {
         (ns, number) for ns in ("objects", "positions", "labels") for number in (0, 2)
@@ -73,7 +73,7 @@ def test_markers_show_each_object_whose_position_is_known_as_large_as_it_is():
     assert label.pose.position.y < plate.pose.position.y - 0.3, "above it, whose axis y points down"
 
 
-def test_detections_in_space_are_told_in_the_words_of_the_field(monkeypatch):
+def test_detections_in_space_are_published_as_vision_msgs(monkeypatch):
     pytest.importorskip("vision_msgs.msg", reason="vision_msgs is not installed (scripts/setup --vision-msgs)")
     sent = {}
 
@@ -84,10 +84,10 @@ def test_detections_in_space_are_told_in_the_words_of_the_field(monkeypatch):
     monkeypatch.setattr(vision.rospy, "Publisher", publisher)
     monkeypatch.setattr(vision.rospy, "set_param", lambda *_: None)
     pose = looking_down()
-    known = places(pose)
-    told = vision.DetectionPublisher("detections", ["a", "b", "c", "cup"], "m:make", Health())
-    told.publish_places(Header(frame_id="eye"), known, FOUND.scores, FOUND.classes)
-    told.publish_places(Header(frame_id="eye"), [None] * 3, FOUND.scores, FOUND.classes)
+    located = places(pose)
+    reported = vision.DetectionPublisher("detections", ["a", "b", "c", "cup"], "m:make", Health())
+    reported.publish_places(Header(frame_id="eye"), located, DETECTIONS.scores, DETECTIONS.classes)
+    reported.publish_places(Header(frame_id="eye"), [None] * 3, DETECTIONS.scores, DETECTIONS.classes)
     message, empty = sent["detections_3d"]
     assert (message.header.frame_id, empty.header.frame_id, empty.detections) == ("map", "eye", [])
     cup, far = message.detections
@@ -104,7 +104,7 @@ def test_detections_in_space_are_told_in_the_words_of_the_field(monkeypatch):
     assert far.bbox.size.y == pytest.approx(80 / 600 * 6.0)
 
 
-def test_people_say_what_their_position_comes_from():
+def test_people_name_the_source_of_their_position():
     from edge_offload_msgs.msg import Person
 
     (tracked,) = Tracker().update(people([[300, 200, 340, 300]]), 0.0, (640, 480))

@@ -33,8 +33,8 @@ def test_a_promise_is_made_followed_and_outlived(graph, images):
 
     run_until(lambda: graph.values(node).get("promise", "").startswith("promised: at most 0.3"), "a promise")
     run_until(lambda: status.messages[-1].promises and status.messages[-1].promises[0].turns > 5, "turns at the server")
-    told = status.messages[-1].promises[0]
-    assert (told.model, round(told.bound, 3)) == ("tiny_people:make", 0.3)
+    promise = status.messages[-1].promises[0]
+    assert (promise.model, round(promise.bound, 3)) == ("tiny_people:make", 0.3)
     assert status.messages[-1].batches > 0
     server.signal(signal.SIGKILL)
     run_until(lambda: "on its own" in graph.values(node).get("promise", ""), "the word that it is on its own")
@@ -46,18 +46,20 @@ def test_a_promise_is_made_followed_and_outlived(graph, images):
     wait_for(lambda: len(people) == taken, "one result for every image taken up")
 
 
-def test_a_server_tells_what_it_does_not_believe_of_a_robot():
+def test_a_server_reports_which_claims_of_a_robot_it_doubts():
     pytest.importorskip("rospy")
     from edge_offload.nodes.server.offload_server_node import promise_message
     from edge_offload.server.status import PromiseStatus
 
-    told = PromiseStatus("patrol", "movenet", 0.05, 0.03125, 2.5, 1.5, 0.125, 11, "says it loses 1.5: 0.05 is believed")
-    message = promise_message(told)
-    assert [getattr(message, name) for name in message.__slots__] == list(dataclasses.astuple(told))
+    status = PromiseStatus(
+        "patrol", "movenet", 0.05, 0.03125, 2.5, 1.5, 0.125, 11, "says it loses 1.5: 0.05 is believed"
+    )
+    message = promise_message(status)
+    assert [getattr(message, name) for name in message.__slots__] == list(dataclasses.astuple(status))
     assert message.note == "says it loses 1.5: 0.05 is believed"
 
 
-def test_accuracy_without_carry_is_refused_in_words(graph):
+def test_accuracy_without_carry_is_refused_with_a_message(graph):
     node = graph.node("kapao_node", model="tiny_people:make", threads=1, keys=str(graph.keys), accuracy=0.1)
     assert node.wait(120) == 1
     assert "carry:=true" in node.output

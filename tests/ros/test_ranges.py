@@ -104,7 +104,7 @@ def test_a_robot_that_moves_between_cloud_and_image_is_taken_into_account(monkey
     assert report.values["clouds"].endswith(f"by {fixed!r}")
 
 
-def test_where_tf_of_the_fixed_frame_is_late_the_cloud_is_used_and_that_is_told(monkeypatch):
+def test_with_late_tf_of_the_fixed_frame_the_cloud_is_used_and_that_is_reported(monkeypatch):
     rig = Rig(monkeypatch)
     rig.tf("base", "cam", AHEAD.inverse(), static=True)
     rig.tf("base", "velodyne", EYE, static=True)
@@ -118,7 +118,7 @@ def test_where_tf_of_the_fixed_frame_is_late_the_cloud_is_used_and_that_is_told(
     assert "give ~tf_wait:=" in report.message
 
 
-def test_a_cloud_and_tf_that_come_late_are_waited_for(monkeypatch):
+def test_a_late_cloud_and_late_tf_are_waited_for(monkeypatch):
     rig = Rig(monkeypatch)
     rig.tf("base", "cam", AHEAD.inverse(), static=True)
     rig.tf("base", "velodyne", EYE, static=True)
@@ -152,7 +152,7 @@ def test_what_is_carried_is_woken_by_a_cloud_and_does_not_wait(monkeypatch):
     assert (rig.intake.waits_s(frame), calls) == (-np.inf, ["came", "came"])
 
 
-def test_a_fixed_frame_that_is_asked_for_and_missing_is_told(monkeypatch):
+def test_a_missing_requested_fixed_frame_is_reported(monkeypatch):
     rig = Rig(monkeypatch, fixed_frame="odomm")
     rig.tf("cam", "velodyne", AHEAD, static=True)
     rig.cloud(board(4.0), 1.0)
@@ -163,7 +163,7 @@ def test_a_fixed_frame_that_is_asked_for_and_missing_is_told(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "frame_id", "words"),
+    ("seconds", "frame_id", "cause"),
     [
         (0.7, "velodyne", "the nearest cloud is 300 ms older; give ~cloud_tolerance:=0.36"),
         (1.5, "velodyne", "the nearest cloud is 500 ms younger; give ~cloud_tolerance:=0.6"),
@@ -173,21 +173,21 @@ def test_a_fixed_frame_that_is_asked_for_and_missing_is_told(monkeypatch):
         (1.0, "", "no pose of '' in 'cam': it has no frame_id"),
     ],
 )
-def test_a_cloud_that_is_of_no_use_is_told_with_cause_and_remedy(monkeypatch, seconds, frame_id, words):
+def test_a_useless_cloud_is_reported_with_cause_and_remedy(monkeypatch, seconds, frame_id, cause):
     rig = Rig(monkeypatch)
     rig.tf("cam", "velodyne", AHEAD, static=True)
     rig.cloud(board(4.0), seconds, frame_id)
     position, report = rig.locate(image(1.0))
     assert position is None
     assert report.level == WARN
-    assert f"1 of the last 1 images without cloud: {words}" in report.message or words in report.message
+    assert f"1 of the last 1 images without cloud: {cause}" in report.message or cause in report.message
     rig.cloud(board(4.0), 1.0, "/velodyne")
     position, report = rig.locate(image(1.0))
     assert position is not None, "a leading slash is dropped as tf did"
     assert "1 of the last 2 images without cloud" in report.message
 
 
-def test_a_lidar_that_is_silent_is_told_with_the_argument_that_names_its_topic(monkeypatch):
+def test_a_silent_lidar_is_reported_with_the_argument_that_names_its_topic(monkeypatch):
     rig = Rig(monkeypatch)
     rig.intake._clouds._topic._started_s -= 60
     assert "no cloud on /lidar/points yet; check the LiDAR, or name its topic (cloud_topic:=)" in (
@@ -197,7 +197,7 @@ def test_a_lidar_that_is_silent_is_told_with_the_argument_that_names_its_topic(m
     assert rig.health.make_report().level == OK
 
 
-def test_the_nearest_cloud_is_taken_by_stamps_and_by_arrival_where_they_tell_nothing(monkeypatch):
+def test_the_nearest_cloud_is_chosen_by_stamps_or_else_by_arrival(monkeypatch):
     rig = Rig(monkeypatch)
     rig.tf("cam", "velodyne", AHEAD, static=True)
     for depth, seconds in ((3.0, 0.9), (4.0, 1.0), (5.0, 1.1)):
@@ -208,7 +208,7 @@ def test_the_nearest_cloud_is_taken_by_stamps_and_by_arrival_where_they_tell_not
     assert report.level == OK
 
 
-def test_a_faulty_cloud_is_told_and_the_next_one_is_fine(monkeypatch):
+def test_a_faulty_cloud_is_reported_and_the_next_one_is_fine(monkeypatch):
     rig = Rig(monkeypatch)
     rig.tf("cam", "velodyne", AHEAD, static=True)
     rig.cloud(board(4.0), 1.0)
@@ -221,7 +221,7 @@ def test_a_faulty_cloud_is_told_and_the_next_one_is_fine(monkeypatch):
     assert rig.locate(image(1.01))[0] is not None
 
 
-def test_a_lidar_that_gives_no_position_of_anything_is_told(monkeypatch):
+def test_a_lidar_without_positions_is_reported(monkeypatch):
     """Its tf is there and wrong: the cloud lies beside everything that is seen, and the ground would stand in."""
     rig = Rig(monkeypatch)
     rig.tf("cam", "velodyne", Transform(AHEAD.rotation, np.array([9.0, 0.0, 0.0])), static=True)
@@ -240,7 +240,7 @@ def test_a_lidar_that_gives_no_position_of_anything_is_told(monkeypatch):
     assert rig.health.make_report().level == OK
 
 
-def test_a_depth_image_comes_before_the_cloud_and_one_that_is_not_aligned_is_told(monkeypatch):
+def test_a_depth_image_outranks_the_cloud_and_an_unaligned_one_is_reported(monkeypatch):
     from sensor_msgs.msg import Image
 
     rig = Rig(monkeypatch, depth=True)
@@ -263,7 +263,7 @@ def test_a_depth_image_comes_before_the_cloud_and_one_that_is_not_aligned_is_tol
 
 
 @pytest.mark.parametrize(("frame_id", "level"), [("cam", OK), ("/cam", OK), ("", OK), ("depth_cam", WARN)])
-def test_depth_images_of_another_lens_are_told_though_their_size_fits(monkeypatch, frame_id, level):
+def test_depth_images_of_another_lens_are_reported_though_their_size_fits(monkeypatch, frame_id, level):
     """A stereo camera's own depth has the size of its colour images, and shows what another lens sees."""
     from sensor_msgs.msg import Image
 
@@ -281,7 +281,7 @@ def test_depth_images_of_another_lens_are_told_though_their_size_fits(monkeypatc
 @pytest.mark.parametrize(
     ("unit", "nearest", "level"), [(1.0, 0.3, OK), (1.0, 60.0, OK), (1e3, 0.3, WARN), (1e3, 60.0, WARN)]
 )
-def test_a_depth_image_in_millimetres_as_floats_is_told(monkeypatch, unit, nearest, level):
+def test_a_depth_image_in_millimetres_as_floats_is_reported(monkeypatch, unit, nearest, level):
     """REP 118 has metres in 32FC1; what nobody sees through is 0, or not a number."""
     from sensor_msgs.msg import Image
 

@@ -37,7 +37,7 @@ def launch(master, tmp_path):
         process.wait(60)
 
 
-def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_the_rest_goes_on(launch):
+def test_a_users_model_runs_on_the_server_and_its_killed_node_restarts_while_the_others_continue(launch):
     import rosgraph
     from diagnostic_msgs.msg import DiagnosticArray
 
@@ -51,8 +51,8 @@ def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_th
         return sum(message.mode == "server" for message in list(results.messages))
 
     def health(diagnostics: Listener):
-        told = [status for message in diagnostics.messages for status in message.status]
-        return next((status.level for status in reversed(told) if status.name.startswith("kapao_node:")), None)
+        statuses = [status for message in diagnostics.messages for status in message.status]
+        return next((status.level for status in reversed(statuses) if status.name.startswith("kapao_node:")), None)
 
     results = Listener("/offload/latency", Latency)
     try:
@@ -73,7 +73,7 @@ def test_an_own_model_runs_on_the_server_and_its_killed_node_comes_back_while_th
 def test_a_network_node_that_cannot_begin_ends_the_run(launch, tmp_path):
     process = launch("model:=no_such_package:make", "server:=none")
     assert process.wait(120) is not None
-    told = (tmp_path / "launch.log").read_text(encoding="utf-8")
-    assert "cannot import model 'no_such_package:make'" in told
-    assert "kapao_node ended before its first result" in told
-    assert told.count("cannot import model") <= 2
+    log = (tmp_path / "launch.log").read_text(encoding="utf-8")
+    assert "cannot import model 'no_such_package:make'" in log
+    assert "kapao_node ended before its first result" in log
+    assert log.count("cannot import model") <= 2

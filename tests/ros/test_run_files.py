@@ -49,20 +49,20 @@ def test_a_long_video_keeps_its_newest_parts(tmp_path):
     for frame in range(90):
         parts.write(noise(frame))
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 1_500_000
-    kept = parts.close()
-    assert 2 <= len(kept) <= 3
-    assert sorted(kept) == sorted(tmp_path.iterdir())
-    assert tmp_path / "walk.avi" not in kept, "the first part went"
-    assert all(file.stat().st_size for file in kept)
+    retained = parts.close()
+    assert 2 <= len(retained) <= 3
+    assert sorted(retained) == sorted(tmp_path.iterdir())
+    assert tmp_path / "walk.avi" not in retained, "the first part went"
+    assert all(file.stat().st_size for file in retained)
 
 
-def test_a_short_video_has_one_part_with_the_name_asked_for(tmp_path):
+def test_a_short_video_has_one_part_with_the_requested_name(tmp_path):
     parts = VideoParts(tmp_path / "walk.avi", 10.0, part_bytes=10**9)
     parts.write(noise(0))
     assert parts.close() == [tmp_path / "walk.avi"]
 
 
-def test_a_video_ends_whole_before_the_disk_is_full(tmp_path, monkeypatch):
+def test_a_video_ends_intact_before_the_disk_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(video, "DISK_FRAMES", 1)
     parts = VideoParts(tmp_path / "walk.avi", 10.0)
     parts.write(noise(0))
@@ -98,7 +98,7 @@ def a_result(graph):
     return send
 
 
-def test_a_summary_that_cannot_be_kept_is_printed_all_the_same(graph, a_result):
+def test_a_summary_that_cannot_be_saved_is_printed_nevertheless(graph, a_result):
     """/dev/full takes what is written and loses it at the end, like a disk that filled up during the run."""
     node = graph.node("run_recorder", json="/dev/full", video=False, records=False, frames=1)
     a_result()
@@ -108,14 +108,14 @@ def test_a_summary_that_cannot_be_kept_is_printed_all_the_same(graph, a_result):
     assert "Traceback" not in node.output
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_run(graph):
+def test_a_place_that_cannot_be_written_is_reported_before_the_run(graph):
     node = graph.node("run_recorder", json="/dev/null/summary.json")
     assert node.wait(60) == 1
     assert "cannot write /dev/null" in node.output
     assert "Traceback" not in node.output
 
 
-def test_a_run_says_where_it_is_recorded_and_how_far_it_is(graph, a_result, tmp_path):
+def test_a_run_reports_its_folder_and_progress(graph, a_result, tmp_path):
     node = graph.node("run_recorder", runs=str(tmp_path), video=False, frames=1, progress=0.2)
     a_result()
     assert node.wait(60) == 0
@@ -126,7 +126,7 @@ def test_a_run_says_where_it_is_recorded_and_how_far_it_is(graph, a_result, tmp_
     assert (tmp_path / "last" / "summary.jsonl").is_file()
 
 
-def test_a_launch_without_a_recorder_says_how_far_each_network_is(graph):
+def test_a_launch_without_a_recorder_reports_progress_of_each_network(graph):
     """As launch files start it: no file is written, and no images are read."""
     import rospy
 
@@ -145,7 +145,7 @@ def test_a_launch_without_a_recorder_says_how_far_each_network_is(graph):
 
 
 @pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "regress", "robot"])
-def test_every_launch_file_of_a_robot_says_how_far_it_is_unless_told_not_to(name):
+def test_every_launch_file_of_a_robot_reports_progress_by_default(name):
     tree = ElementTree.parse(ROOT / "launch" / f"{name}.launch").getroot()
     assert [
         arg.get("default") for arg in tree.iter("arg") if arg.get("name") == "progress" and "default" in arg.attrib
@@ -156,7 +156,7 @@ def test_every_launch_file_of_a_robot_says_how_far_it_is_unless_told_not_to(name
     assert users, "somebody prints it"
 
 
-def test_several_networks_are_told_apart_in_one_line():
+def test_several_networks_are_distinguished_in_one_line():
     from types import SimpleNamespace
 
     from edge_offload.nodes.monitor.terminal_watch import Counts
@@ -164,9 +164,9 @@ def test_several_networks_are_told_apart_in_one_line():
     counts = Counts(100.0)
     assert counts.render_line(112.0) == "no result after 12 s"
     for number in range(5):
-        took = SimpleNamespace(to_sec=lambda: 0.09)
-        counts.count_result(SimpleNamespace(model="sconet", mode="local", total=took), 112.0 + number)
-    counts.count_result(SimpleNamespace(model="movenet", mode="server", total=took), 116.0)
+        duration = SimpleNamespace(to_sec=lambda: 0.09)
+        counts.count_result(SimpleNamespace(model="sconet", mode="local", total=duration), 112.0 + number)
+    counts.count_result(SimpleNamespace(model="movenet", mode="server", total=duration), 116.0)
     assert (
         counts.render_line(122.0) == "movenet: 1 results in 6 s: server, 90 ms; sconet: 5 results in 10 s: local, 90 ms"
     )

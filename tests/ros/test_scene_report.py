@@ -27,37 +27,37 @@ def scene(grid: VoxelGrid):
     labels[:, :, ground] = 9
     chance = np.random.default_rng(0)
     for _ in range(x * y // 400):
-        left, low = chance.integers(0, x - 4), chance.integers(0, y - 4)
-        labels[left : left + 4, low : low + 4, ground + 1 : ground + chance.integers(3, 14)] = chance.integers(1, 19)
-    found = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
-    return labels, found, find_path(found, grid.voxel_size, grid.cell(0.0, 0.0), (x - 2, y // 2), 0.35)
+        x0, low = chance.integers(0, x - 4), chance.integers(0, y - 4)
+        labels[x0 : x0 + 4, low : low + 4, ground + 1 : ground + chance.integers(3, 14)] = chance.integers(1, 19)
+    slices = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
+    return labels, slices, find_path(slices, grid.voxel_size, grid.cell(0.0, 0.0), (x - 2, y // 2), 0.35)
 
 
 def reported(grid: VoxelGrid):
     from edge_offload.nodes.scene import scene_report
 
-    labels, found, plan = scene(grid)
+    labels, slices, plan = scene(grid)
     return (
-        scene_report.encode_scene(labels, found, plan),
+        scene_report.encode_scene(labels, slices, plan),
         dict(scene_report.scene_facts(grid, -1.6)),
-        (labels, found, plan),
+        (labels, slices, plan),
     )
 
 
-def test_the_messages_are_made_again_as_they_were():
+def test_the_messages_are_recreated_exactly():
     from std_msgs.msg import Header
 
     from edge_offload.nodes.scene import scene_messages, scene_report
 
     grid = grid_around(1.73, cells=64)
-    outputs, meta, (labels, found, plan) = reported(grid)
+    outputs, meta, (labels, slices, plan) = reported(grid)
     assert plan is not None
     header = Header(frame_id="lidar_link")
     made = scene_report.rebuild_messages(outputs, meta, header, LABELS)
     assert made.grid == scene_messages.grid_message(header, labels, grid, LABELS)
-    assert made.occupancy == scene_messages.slice_message(header, found, grid)
+    assert made.occupancy == scene_messages.slice_message(header, slices, grid)
     assert made.path == scene_messages.path_message(header, plan, grid, -1.6)
-    without = scene_report.rebuild_messages(scene_report.encode_scene(labels, found, None), meta, header, LABELS)
+    without = scene_report.rebuild_messages(scene_report.encode_scene(labels, slices, None), meta, header, LABELS)
     assert without.path.poses == []
 
 
@@ -69,13 +69,13 @@ def test_a_sweep_of_a_street_is_reported_in_60_kilobytes():
     labels = grid.occupancy(sweep.points).astype(np.uint8) * 9
     assert labels.sum() > 10_000
     for full in (labels, scene(grid)[0]):
-        found = occupancy_slice(full, grid, GROUND, 0.25, 1.6, 0.2)
-        _, buffers = pack_tensors(scene_report.encode_scene(full, found, None))
+        slices = occupancy_slice(full, grid, GROUND, 0.25, 1.6, 0.2)
+        _, buffers = pack_tensors(scene_report.encode_scene(full, slices, None))
         assert sum(memoryview(part).nbytes for part in buffers) < 60_000
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message"),
     [
         (lambda outputs, meta: meta.update(shape=[64, 64]), "size of its grid"),
         (lambda outputs, meta: meta.update(shape=[4096, 4096, 4096]), "grid of"),
@@ -94,12 +94,12 @@ def test_a_sweep_of_a_street_is_reported_in_60_kilobytes():
         (lambda outputs, meta: outputs.__setitem__(2, torch.zeros(3, 3, dtype=torch.int32)), "list of cells"),
     ],
 )
-def test_a_report_that_cannot_be_is_refused(spoil, words):
+def test_a_report_that_cannot_be_is_refused(spoil, message):
     from std_msgs.msg import Header
 
     from edge_offload.nodes.scene import scene_report
 
     outputs, meta, _ = reported(grid_around(1.73, cells=64))
     spoil(outputs, meta)
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         scene_report.rebuild_messages(outputs, meta, Header(), LABELS)

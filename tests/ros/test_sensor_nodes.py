@@ -25,11 +25,11 @@ def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
     node = graph.node("camera_node", video="/nowhere/people.mp4")
     assert node.wait(120) == 1
     assert "/nowhere/people.mp4" in node.output
-    assert graph.says(node, 2, "/nowhere/people.mp4")
+    assert graph.has_status(node, 2, "/nowhere/people.mp4")
 
 
 @pytest.mark.parametrize(
-    ("raw", "words"),
+    ("raw", "message"),
     [
         ({"images": "/nowhere"}, "/nowhere"),
         ({"device": "/dev/video93"}, "/dev/video93"),
@@ -41,13 +41,13 @@ def test_a_missing_video_ends_the_camera_with_an_error_that_names_it(graph):
         ({"bag": str(ROOT / "README.md")}, "cannot read bag"),
     ],
 )
-def test_a_camera_without_a_usable_source_does_not_start(master, raw, words):
+def test_a_camera_without_a_usable_source_does_not_start(master, raw, message):
     from edge_offload.errors import BadInput
     from edge_offload.nodes.camera.camera_node import CameraNode
     from edge_offload.nodes.common import params
     from edge_offload.nodes.common.health import Health
 
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         CameraNode(params.read(CameraNode.declared, raw), Health()).start()
 
 
@@ -63,23 +63,23 @@ def test_a_bag_without_an_index_is_refused_with_the_command_that_makes_one(maste
     from edge_offload.nodes.camera.bag import BagImages
     from edge_offload.nodes.lidar.sweeps import BagSweeps
 
-    whole, cut = tmp_path / "whole.bag", tmp_path / "cut.bag"
-    with rosbag.Bag(str(whole), "w") as bag:
+    intact, cut = tmp_path / "whole.bag", tmp_path / "cut.bag"
+    with rosbag.Bag(str(intact), "w") as bag:
         bag.write("/x", String("x"))
         bag.flush()
-        shutil.copy(whole, cut)
+        shutil.copy(intact, cut)
     with pytest.raises(BadInput, match=r"has no index; run: rosbag reindex .*cut\.bag"):
         (BagImages if kind == "camera" else BagSweeps)(str(cut))
 
 
-@pytest.mark.parametrize("begins", [b"\x89MCAP0\r\n", b"SQLite format 3\0", b"\x89PNG", b""], ids=list("mspn"))
-def test_what_is_no_bag_of_this_ros_is_refused_in_a_line(master, tmp_path, begins):
+@pytest.mark.parametrize("prefix", [b"\x89MCAP0\r\n", b"SQLite format 3\0", b"\x89PNG", b""], ids=list("mspn"))
+def test_what_is_no_bag_of_this_ros_is_refused_in_a_line(master, tmp_path, prefix):
     from edge_offload.errors import BadInput
     from edge_offload.nodes.common.bags import open_bag
 
     file = tmp_path / "a walk.mcap"
-    file.write_bytes(begins + bytes(200 * bool(begins)))
-    ros_2 = begins[:4] in (b"\x89MCA", b"SQLi")
+    file.write_bytes(prefix + bytes(200 * bool(prefix)))
+    ros_2 = prefix[:4] in (b"\x89MCA", b"SQLi")
     convert = r"rosbags-convert --src '.*a walk\.mcap' --dst '.*a walk\.bag'"
     with pytest.raises(BadInput, match=convert if ros_2 else "cannot read"):
         open_bag(str(file))
@@ -112,7 +112,7 @@ def bad_chunk(tmp_path):
     return path
 
 
-def test_a_bag_that_is_damaged_in_its_middle_is_told_in_a_line(master, bad_chunk):
+def test_a_bag_that_is_damaged_in_its_middle_is_reported_in_a_line(master, bad_chunk):
     from edge_offload.errors import BadInput
     from edge_offload.nodes.camera.bag import BagImages
     from edge_offload.nodes.lidar.sweeps import BagSweeps
@@ -158,7 +158,7 @@ def test_a_bag_without_images_is_refused_with_what_it_has(master, tmp_path):
         BagImages(str(tmp_path / "words.bag"))
 
 
-def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, folder):
+def test_a_folder_is_played_in_order_and_repeated_with_increasing_stamps(graph, folder):
     from sensor_msgs.msg import CameraInfo, Image
 
     infos = graph.listen("camera/camera_info", CameraInfo)
@@ -174,7 +174,7 @@ def test_a_folder_is_played_in_order_and_again_with_stamps_that_increase(graph, 
     wait_for(lambda: set(images.by_stamp()) <= set(infos.by_stamp()), "a camera_info with the stamp of every image")
     assert (infos.messages[0].width, infos.messages[0].height, infos.messages[0].K[0]) == (64, 48, 0)
     assert node.running, "a camera that has published what it was asked for stays, and says so"
-    wait_for(lambda: graph.says(node, 0, "12 frames"), "the word on /diagnostics")
+    wait_for(lambda: graph.has_status(node, 0, "12 frames"), "the word on /diagnostics")
     assert node.stop() == 0
 
 
@@ -218,9 +218,9 @@ def test_a_bag_is_played_by_a_relative_path_with_its_calibration_and_new_stamps(
     assert infos.messages[0].K[0] == (70.0 if kind == "raw" else 60.0)
 
 
-def test_a_camera_that_waits_for_its_listeners_says_so(graph, folder):
+def test_a_camera_that_waits_for_its_listeners_reports_it(graph, folder):
     node = graph.node("camera_node", images=str(folder), subscribers=2, patience=0.2)
-    wait_for(lambda: graph.says(node, 1, "0 of 2 subscribers"), "the warning")
+    wait_for(lambda: graph.has_status(node, 1, "0 of 2 subscribers"), "the warning")
     wait_for(lambda: "no frame published yet" in node.output, "the log")
 
 
@@ -241,7 +241,7 @@ def test_in_every_frame_mode_the_camera_waits_for_each_result(graph, folder):
         results.publish(PersonArray(header=images.messages[-1].header))
 
 
-def test_an_unplugged_camera_is_reported_and_opened_again(graph):
+def test_an_unplugged_camera_is_reported_and_reopened(graph):
     from edge_offload.errors import BadInput
     from edge_offload.nodes.camera import camera_node
     from edge_offload.nodes.camera.frames import FrameSource, SourceLost
@@ -289,7 +289,7 @@ def test_an_unplugged_camera_is_reported_and_opened_again(graph):
     assert source.closed
 
 
-def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_told(graph, tmp_path):
+def test_lidar_scans_are_published_and_a_broken_one_is_skipped_and_reported(graph, tmp_path):
     from sensor_msgs.msg import PointCloud2
 
     from edge_offload.nodes.common.convert import cloud_to_points
@@ -327,8 +327,8 @@ def test_a_lidar_without_any_return_is_no_free_space_without_a_word(graph):
             return len(clouds) > before
 
         wait_for(passed, "the cloud")
-        words = "none of 50 points is a return" if level else ""
-        wait_for(lambda level=level, words=words: graph.says(node, level, words), f"level {level}")
+        message = "none of 50 points is a return" if level else ""
+        wait_for(lambda level=level, words=message: graph.has_status(node, level, words), f"level {level}")
     assert clouds.messages[-1].width == 50
 
 

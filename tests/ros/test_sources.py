@@ -14,7 +14,7 @@ from edge_offload.nodes.camera.frames import Device, ImageFolder, VideoFile
 from edge_offload.perception.scene.scans import read_scan, scan_files
 
 
-def test_images_come_in_the_order_of_their_numbers(tmp_path):
+def test_images_are_sorted_by_their_numbers(tmp_path):
     for number in (10, 9, 1):
         cv2.imwrite(str(tmp_path / f"frame{number}.png"), np.full((4, 4, 3), number, dtype=np.uint8))
     source = ImageFolder(str(tmp_path))
@@ -25,14 +25,14 @@ def test_images_come_in_the_order_of_their_numbers(tmp_path):
     assert int(source.read()[0, 0, 0]) == 1
 
 
-def test_tiff_images_are_not_left_out(tmp_path):
+def test_tiff_images_are_included(tmp_path):
     for number, suffix in enumerate((".png", ".tif", ".TIFF"), start=1):
         cv2.imwrite(str(tmp_path / f"{number}{suffix}"), np.full((4, 4, 3), number, dtype=np.uint8))
     source = ImageFolder(str(tmp_path))
     assert [int(source.read()[0, 0, 0]) for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_video_plays_to_its_end_and_again(tmp_path):
+def test_a_video_plays_to_its_end_and_repeats(tmp_path):
     path = str(tmp_path / "clip.avi")
     writer = cv2.VideoWriter(path, cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (32, 32))
     for _ in range(4):
@@ -46,7 +46,7 @@ def test_a_video_plays_to_its_end_and_again(tmp_path):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_video_that_was_cut_off_says_how_much_of_it_is_there(tmp_path, capsys, share):
+def test_a_truncated_video_reports_its_readable_part(tmp_path, capsys, share):
     """OpenCV ends it as if that were all."""
     path = tmp_path / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 7.0, (64, 64))
@@ -59,10 +59,10 @@ def test_a_video_that_was_cut_off_says_how_much_of_it_is_there(tmp_path, capsys,
     read = 0
     while source.read() is not None:
         read += 1
-    words = f"{path}: {read} of 40 frames can be read; copy it again from its source"
-    assert source.lacking == (words if share < 1 else "")
+    message = f"{path}: {read} of 40 frames can be read; copy it again from its source"
+    assert source.lacking == (message if share < 1 else "")
     assert len(list(Video(path).frames())) == read
-    assert (words in capsys.readouterr().err) == (share < 1)
+    assert (message in capsys.readouterr().err) == (share < 1)
 
 
 @pytest.mark.parametrize("make", [VideoFile, ImageFolder])
@@ -89,7 +89,7 @@ def test_images_of_sixteen_bits_are_refused_and_do_not_become_black(tmp_path):
         ImageFolder(str(tmp_path)).read()
 
 
-def test_a_camera_that_is_not_there_is_named():
+def test_a_missing_camera_is_named():
     with pytest.raises(BadInput, match="/dev/video93"):
         Device("93")
 
@@ -98,7 +98,7 @@ POINTS = np.array([[1, 2, 3, 0.5], [4, 5, 6, 0.25], [np.nan, 0, 0, 1]], dtype=np
 
 
 @pytest.mark.process
-def test_a_kitti_scan_is_read_and_points_that_are_not_finite_left_out(tmp_path):
+def test_a_kitti_scan_is_read_and_points_that_are_not_finite_omitted(tmp_path):
     file = tmp_path / "0.bin"
     file.write_bytes(POINTS.tobytes())
     np.testing.assert_array_equal(read_scan(file), POINTS[:2])
@@ -122,7 +122,7 @@ def test_a_pcd_scan_is_read(tmp_path, coding):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("a.bin", b"12345", "5 bytes"),
         ("a.bin", b"", "0 bytes"),
@@ -137,10 +137,10 @@ def test_a_pcd_scan_is_read(tmp_path, coding):
         ("a.pcd", pcd("binary", b"").replace(b"SIZE 4 4 4 4", b"SIZE 3 4 4 4"), "sizes"),
     ],
 )
-def test_a_broken_scan_is_refused_by_name(tmp_path, name, content, words):
+def test_a_broken_scan_is_refused_by_name(tmp_path, name, content, message):
     file = tmp_path / name
     file.write_bytes(content)
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=message):
         read_scan(file)
 
 
@@ -151,13 +151,13 @@ def test_no_bytes_whatever_do_worse_than_a_clear_error(tmp_path_factory, coding,
     file = tmp_path_factory.getbasetemp() / "fuzz.pcd"
     file.write_bytes(pcd("binary", b"")[: -len(b"DATA binary\n")] + coding + tail)
     try:
-        found = read_scan(file)
+        scan = read_scan(file)
     except BadInput:
         return
-    assert found.dtype == np.float32
-    assert found.shape[0] <= 3, "no more points than its header tells"
-    assert found.shape[1] == 4
-    assert np.isfinite(found[:, :3]).all()
+    assert scan.dtype == np.float32
+    assert scan.shape[0] <= 3, "no more points than its header tells"
+    assert scan.shape[1] == 4
+    assert np.isfinite(scan[:, :3]).all()
 
 
 def test_a_folder_without_scans_is_named(tmp_path):

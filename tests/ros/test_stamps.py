@@ -38,7 +38,7 @@ def header(stamp_s):
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("kind", STAMPS)
 def test_who_stands_still_has_one_id_and_a_result_in_every_image(graph, images, kind, carry):
-    words, stamp_s = STAMPS[kind]
+    warning, stamp_s = STAMPS[kind]
     node, people, _ = start(graph, images, carry=carry, model_options={"seconds": 0.1 if carry else 0.0})
     sent = []
     for number in range(FRAMES):
@@ -47,7 +47,7 @@ def test_who_stands_still_has_one_id_and_a_result_in_every_image(graph, images, 
         time.sleep(0.05)
     taken = wait_for(lambda: len(people) and int(graph.values(node).get("frames taken", 0)), "the first results")
     wait_for(lambda: len(people) >= taken, "a result for every image taken up")
-    assert graph.complains(node, words), graph.statuses(node)[-1].message
+    assert graph.complains(node, warning), graph.statuses(node)[-1].message
     assert len(people) > FRAMES // 2
     assert {message.header.stamp for message in people.messages} <= {one.stamp for one in sent}, "untouched"
     first = next(number for number, message in enumerate(people.messages) if message.people)
@@ -60,7 +60,7 @@ def test_who_stands_still_has_one_id_and_a_result_in_every_image(graph, images, 
 
 
 @pytest.mark.parametrize("carry", [False, True])
-def test_who_walks_is_followed_and_who_is_gone_is_forgotten_though_all_stamps_are_zero(graph, images, carry):
+def test_a_walking_person_is_followed_and_a_departed_one_removed_though_all_stamps_are_zero(graph, images, carry):
     _, people, _ = start(graph, images, carry=carry, model_options={"seconds": 0.05})
     for number in range(30):
         images.send(x=20 + 2 * number, header=header(0))
@@ -140,7 +140,7 @@ def test_without_a_clock_nothing_is_stamped_and_with_it_all_is(graph, tmp_path, 
     with simulated_time():
         node = graph.node(kind, rate=20, **source)
         wait_for(lambda: graph.complains(node, "/use_sim_time is set and nothing came on /clock"), "the word of it")
-    assert graph.says(node, 2, "rosbag play --clock")
+    assert graph.has_status(node, 2, "rosbag play --clock")
     assert "can be stamped" in node.output
     assert not len(sent)
     clock = rospy.Publisher("/clock", Clock, queue_size=10)
@@ -153,17 +153,17 @@ def test_without_a_clock_nothing_is_stamped_and_with_it_all_is(graph, tmp_path, 
         return len(sent) > 10
 
     wait_for(tick, "what is published with the time")
-    assert all(50 <= found.header.stamp.secs < 60 for found in sent.messages)
+    assert all(50 <= one.header.stamp.secs < 60 for one in sent.messages)
     wait_for(lambda: tick() and not graph.complains(node, "clock"), "the end of the complaint")
     # the simulation is halted: so is what is made of it
-    wait_for(lambda: graph.says(node, 2, "/clock does not go on"), "the word that time stands", 20)
+    wait_for(lambda: graph.has_status(node, 2, "/clock does not go on"), "the word that time stands", 20)
     number = len(sent)
     time.sleep(0.5)
     assert len(sent) == number
     clock.unregister()
 
 
-def test_a_network_without_a_clock_works_and_says_so(graph, images):
+def test_a_network_without_a_clock_works_with_a_notice(graph, images):
     from edge_offload_msgs.msg import PersonArray
 
     people = graph.listen("kapao/people", PersonArray)
@@ -172,13 +172,13 @@ def test_a_network_without_a_clock_works_and_says_so(graph, images):
         images.wait()
     images.send()
     wait_for(lambda: len(people) and people.messages[0].people, "a result")
-    wait_for(lambda: graph.says(node, 1, "nothing came on /clock"), "the word of it")
+    wait_for(lambda: graph.has_status(node, 1, "nothing came on /clock"), "the word of it")
 
 
 @pytest.mark.parametrize(
-    ("stamps", "words"), [([0, 0, 0], "3 frames on .* have stamp 0"), ([5, 6, 5], "2 frames .* 5000")]
+    ("stamps", "message"), [([0, 0, 0], "3 frames on .* have stamp 0"), ([5, 6, 5], "2 frames .* 5000")]
 )
-def test_a_bag_whose_frames_cannot_be_told_apart_is_refused_in_a_line(master, tmp_path, stamps, words):
+def test_a_bag_of_indistinguishable_frames_is_refused_in_a_line(master, tmp_path, stamps, message):
     import re
 
     import rosbag
@@ -192,12 +192,12 @@ def test_a_bag_whose_frames_cannot_be_told_apart_is_refused_in_a_line(master, tm
             out.write("/camera/image_raw", picture, rospy.Time(100 + number))
     command = ["regress", str(bag), "--golden", str(tmp_path / "g.json"), "--update"]
     command += ["--launch", "model:=tiny_people:make"]
-    here = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    python_path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "edge_offload.cli", *command], capture_output=True, text=True, timeout=200, check=False,
-        env={**os.environ, "PYTHONPATH": here},
+        env={**os.environ, "PYTHONPATH": python_path},
     )  # fmt: skip
     assert done.returncode == 1
-    assert re.search(words, done.stderr), done.stderr
+    assert re.search(message, done.stderr), done.stderr
     assert "own-sensor.md" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -36,7 +36,7 @@ def until_lost(source):
 
 @pytest.mark.process
 @pytest.mark.parametrize("breaks", [False, True], ids=["hangs", "breaks"])
-def test_frames_of_an_http_camera_are_new_whole_and_counted_and_an_end_within_one_is_noticed(breaks):
+def test_frames_of_an_http_camera_are_new_complete_and_counted_and_an_end_within_one_is_noticed(breaks):
     from edge_offload.nodes.camera.stream import NetworkStream
 
     camera = Mjpeg(cut_at=60, breaks=breaks, burst=30)
@@ -87,7 +87,7 @@ def test_a_file_on_a_server_ends_like_a_file(tmp_path):
         server.shutdown()
 
 
-def test_a_camera_node_tells_that_its_server_is_gone_connects_again_and_never_a_password(graph):
+def test_a_camera_node_reports_the_lost_server_reconnects_and_never_prints_a_password(graph):
     from rosgraph_msgs.msg import Log
     from sensor_msgs.msg import Image
 
@@ -98,15 +98,16 @@ def test_a_camera_node_tells_that_its_server_is_gone_connects_again_and_never_a_
     images = graph.listen("camera/image_raw", Image)
     node = graph.node("camera_node", video=url, loop=False)
     wait_for(lambda: len(images) > 10, "images")
-    wait_for(lambda: graph.says(node, 0), "level OK")
+    wait_for(lambda: graph.has_status(node, 0), "level OK")
     camera.stop()
     wait_for(
-        lambda: graph.says(node, 1, "connection refused; trying again in 2 s"), "the warning with cause and next try"
+        lambda: graph.has_status(node, 1, "connection refused; trying again in 2 s"),
+        "the warning with cause and next try",
     )
     lost = len(images)
     camera = Mjpeg(port=port, login=f"admin:{SECRET}")
     wait_for(lambda: len(images) > lost + 5, "images again")
-    wait_for(lambda: graph.says(node, 0), "level OK again")
+    wait_for(lambda: graph.has_status(node, 0), "level OK again")
     stamps = [message.header.stamp for message in images.messages]
     assert stamps == sorted(set(stamps))
     status = graph.statuses(node)[-1]
@@ -114,9 +115,11 @@ def test_a_camera_node_tells_that_its_server_is_gone_connects_again_and_never_a_
     assert (values["times reconnected"], values["source"]) == ("1", f"http://***@127.0.0.1:{port}/video?***")
     assert node.stop() == 0
     camera.stop()
-    told = [str(status) for status in graph.statuses(node)] + [message.msg for message in logs.messages] + [node.output]
+    texts = (
+        [str(status) for status in graph.statuses(node)] + [message.msg for message in logs.messages] + [node.output]
+    )
     assert f"127.0.0.1:{port}" in node.output
-    assert not [words for words in told if SECRET in words]
+    assert not [text for text in texts if SECRET in text]
 
 
 @pytest.mark.parametrize("argument", ["video", "camera"])
@@ -189,7 +192,7 @@ def test_a_pipeline_gives_its_frames_to_the_bit_and_its_end_is_an_end():
 
 @pytest.mark.process
 @gstreamer
-def test_a_pipeline_whose_camera_is_killed_is_lost_with_what_gstreamer_says_and_starts_again():
+def test_a_pipeline_whose_camera_is_killed_is_lost_with_the_message_of_gstreamer_and_restarts():
     from edge_offload.errors import BadInput
     from edge_offload.nodes.camera.pipeline import GstreamerPipeline
 

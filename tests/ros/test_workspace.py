@@ -13,7 +13,7 @@ import pytest
 from tests.ros.ros_rig import ROOT
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "build", "devel", "install", "runs", "__pycache__", ".*_cache")
+IGNORED = shutil.ignore_patterns(".git", ".venv", "build", "devel", "install", "runs", "__pycache__", ".*_cache")
 
 pytestmark = [pytest.mark.slow, pytest.mark.ros]
 
@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.ros]
 def plain_environment(**more) -> dict:
     """As a shell's in which no workspace was sourced yet."""
     ours = ("PYTHONPATH", "EDGE_OFFLOAD_PYTHON", "ROS_PACKAGE_PATH", "CMAKE_PREFIX_PATH", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
-    return {**kept, "PATH": f"/usr/bin:/bin:{kept.get('PATH', '')}", **more}
+    variables = {name: value for name, value in os.environ.items() if name not in ours}
+    return {**variables, "PATH": f"/usr/bin:/bin:{variables.get('PATH', '')}", **more}
 
 
 def in_space(space: pathlib.Path, command: str, **more) -> subprocess.CompletedProcess:
@@ -38,7 +38,7 @@ def workspace(tmp_path_factory):
     if shutil.which("catkin_make") is None or not os.access(SYSTEM_PYTHON, os.X_OK):
         pytest.skip("no catkin_make here")
     made = tmp_path_factory.mktemp("workspace")
-    shutil.copytree(ROOT, made / "src" / "edge_offload", ignore=LEFT_OUT)
+    shutil.copytree(ROOT, made / "src" / "edge_offload", ignore=IGNORED)
     done = subprocess.run(
         ["catkin_make", "-C", made, "install", f"-DPYTHON_EXECUTABLE={SYSTEM_PYTHON}", "-DCATKIN_ENABLE_TESTING=OFF"],
         env=plain_environment(VIRTUAL_ENV=sys.prefix), capture_output=True, text=True, check=False,

@@ -92,7 +92,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("argument", "advice"), WRONG)
-def test_a_wrong_argument_is_told_by_name_and_value_with_what_is_allowed(argument, advice, tmp_path, monkeypatch):
+def test_a_wrong_argument_is_reported_by_name_and_value_with_what_is_allowed(argument, advice, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (line,) = arguments.list_faults([argument])
     assert line.startswith(f"{argument}: ")
@@ -100,7 +100,7 @@ def test_a_wrong_argument_is_told_by_name_and_value_with_what_is_allowed(argumen
     assert "\n" not in line
 
 
-def test_files_that_hold_something_else_are_told_before_anything_starts(master, tmp_path, monkeypatch):
+def test_files_of_another_kind_are_reported_before_anything_starts(master, tmp_path, monkeypatch):
     """As far as this Python can open them; it can here, as roslaunch's can."""
     import rosbag
     from std_msgs.msg import String
@@ -141,15 +141,15 @@ RIGHT = (
 )
 
 
-def test_a_model_that_is_none_is_told_before_anything_starts(tmp_path):
+def test_an_unsupported_model_is_reported_before_anything_starts(tmp_path):
     import torch
 
     pytest.importorskip("onnx", reason="the package onnx reads such files: pip install 'edge_offload[engines]'")
     (tmp_path / "best.onnx").write_bytes(b"rubbish")
     torch.save({"epoch": 3}, str(tmp_path / "best.pt"))
-    for name, said in (("best.onnx", "is not an ONNX file"), ("best.pt", "yolo export model=best.pt format=onnx")):
+    for name, message in (("best.onnx", "is not an ONNX file"), ("best.pt", "yolo export model=best.pt format=onnx")):
         (line,) = arguments.list_faults([f"model:={tmp_path / name}"])
-        assert said in line
+        assert message in line
 
 
 def test_what_can_be_meant_passes(tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
      ("image_topic:=/x", "leave it out"), ("accuracy:=0.05", "leave it out, or name one camera"),
      ("depth_topic:=/depth", "give depth/image_raw, in the namespace of each")],
 )  # fmt: skip
-def test_what_is_of_one_camera_is_refused_beside_several(argument, advice):
+def test_arguments_of_one_camera_are_refused_with_several(argument, advice):
     several = ["camera_ns:=[front, left]", "camera:=none", "depth_topic:=depth/image_raw", "accuracy:=0"]
     assert arguments.list_faults(several) == []
     (line,) = arguments.list_faults([*several, argument])
@@ -202,27 +202,27 @@ def test_roslaunch_ends_at_once_and_names_the_argument(master, tmp_path):
         timeout=120,
         check=False,
     )
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "frames:=abc: give a whole number" in said
-    assert "json:=/dev/null/x: cannot write" in said
-    assert "Traceback" not in said
-    assert "process[" not in said, "nothing is started"
+    assert "frames:=abc: give a whole number" in output
+    assert "json:=/dev/null/x: cannot write" in output
+    assert "Traceback" not in output
+    assert "process[" not in output, "nothing is started"
 
 
 KAPAO = ("roslaunch", "edge_offload", "kapao_tracking.launch", "server:=none", "link:=none")
 
 
-def test_a_misspelt_name_is_told_with_the_nearest_one_by_every_launch_file(tmp_path):
+def test_a_misspelt_name_is_reported_with_the_nearest_one_by_every_launch_file(tmp_path):
     assert arguments.list_faults([*KAPAO, "modee:=local", "rate:=5", "__log:=x"]) == [
         "modee:=local: kapao_tracking.launch has no argument modee; is it mode?"
     ]
     (line,) = arguments.list_faults(["roslaunch", str(ROOT / "launch" / "patrol.launch"), "zzz:=1"])
     assert "patrol.launch has no argument zzz; 'roslaunch --ros-args edge_offload patrol.launch' lists" in line
-    own = tmp_path / "own.launch"
-    own.write_text('<launch><arg name="speed" default="1"/><arg name="fixed" value="2"/></launch>')
-    assert arguments.list_faults(["roslaunch", "--screen", str(own), "speed:=2"]) == []
-    assert len(arguments.list_faults(["roslaunch", str(own), "sped:=2", "fixed:=3"])) == 2
+    launch_file = tmp_path / "own.launch"
+    launch_file.write_text('<launch><arg name="speed" default="1"/><arg name="fixed" value="2"/></launch>')
+    assert arguments.list_faults(["roslaunch", "--screen", str(launch_file), "speed:=2"]) == []
+    assert len(arguments.list_faults(["roslaunch", str(launch_file), "sped:=2", "fixed:=3"])) == 2
     assert arguments.list_faults(["roslaunch", "my_package", "not_here.launch", "sped:=2"]) == [], "nobody can know"
 
 
@@ -245,7 +245,7 @@ def test_a_mistake_in_the_file_of_parameters_is_refused_with_the_nearest_name(ma
 
 
 @pytest.mark.parametrize("name", ["agrnav", "kapao_tracking", "patrol", "robot"])
-def test_the_file_of_parameters_goes_before_the_arguments_and_the_nodes_own(master, tmp_path, name):
+def test_the_file_of_parameters_outranks_arguments_and_private_parameters(master, tmp_path, name):
     from roslaunch.config import load_config_default
 
     network = "agrnav_node" if name == "agrnav" else "kapao_node"
@@ -268,7 +268,7 @@ def test_what_is_a_parameter_and_no_argument_is_refused_with_its_place():
     assert line.endswith("write offload_server_node: {cores: 2-3} in a YAML file, and config:=FILE")
 
 
-def test_ports_in_use_are_told_by_the_name_of_their_argument(monkeypatch):
+def test_ports_in_use_are_reported_by_the_name_of_their_argument(monkeypatch):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     with socket.socket() as first, socket.socket() as second:
         for listener in (first, second):
@@ -286,8 +286,8 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
     running = {"/offload_manager_node", "/robot/power_node"}
     with xmlrpc.server.SimpleXMLRPCServer(("127.0.0.1", 0), logRequests=False) as server:
         uri = f"http://127.0.0.1:{server.server_address[1]}"
-        gone = "http://127.0.0.1:1"  # the master remembers nodes that died
-        server.register_function(lambda _, node: [1, "", uri if node in running else gone], "lookupNode")
+        dead_uri = "http://127.0.0.1:1"  # the master remembers nodes that died
+        server.register_function(lambda _, node: [1, "", uri if node in running else dead_uri], "lookupNode")
         server.register_function(lambda _: [1, "", 1], "getPid")
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("ROS_MASTER_URI", uri)
@@ -311,7 +311,7 @@ def test_an_emulated_link_needs_the_emulator(monkeypatch):
     assert arguments.list_faults([*given, "link:=none"]) == []
 
 
-def test_rviz_that_is_not_installed_is_told_with_the_package(monkeypatch, tmp_path):
+def test_rviz_that_is_not_installed_is_reported_with_the_package(monkeypatch, tmp_path):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("PATH", str(tmp_path))
     given = ["roslaunch", "edge_offload", "agrnav.launch", "server:=none", "rviz:=true"]
@@ -359,7 +359,7 @@ def test_what_a_node_would_refuse_the_launch_file_refuses_first(master, file):
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda file: file.stem)
-def test_a_launch_starts_from_its_own_parameters_and_in_the_callers_folder(file):
+def test_a_launch_starts_from_its_parameters_and_in_the_callers_folder(file):
     """What an earlier launch left on the master must not steer this one, and a node's folder is not ~/.ros."""
     text = file.read_text(encoding="utf-8")
     assert "edge_offload.nodes.arguments" in text
@@ -373,7 +373,7 @@ def test_a_launch_starts_from_its_own_parameters_and_in_the_callers_folder(file)
             assert folder == ["pwd"], node.get("name")
 
 
-def test_a_mode_that_needs_a_server_is_refused_where_there_is_none():
+def test_a_mode_that_needs_a_server_is_refused_without_one():
     for given in (["robot.launch", "mode:=server"], ["kapao_tracking.launch", "mode:=replay", "server:=none"]):
         (line,) = arguments.list_faults(["roslaunch", str(ROOT / "launch" / given[0]), *given[1:]])
         assert line == f"{given[1]}: it needs a server, and server:=none; give server:=host:port, or mode:=local"

@@ -37,8 +37,8 @@ class Spot(Detector):
             return "nothing"
         box = placement.boxes_to_image(np.array([[column - 9, row - 9, column + 9, row + 9]]))
         mask = np.zeros((placement.image_height, placement.image_width), dtype=np.uint8)
-        left, top, right, bottom = box[0].astype(int)
-        mask[top:bottom, left:right] = 2
+        x0, top, right, bottom = box[0].astype(int)
+        mask[top:bottom, x0:right] = 2
         return Detections(box, np.array([bright / 255]), np.array([1]), mask)
 
 

@@ -32,14 +32,16 @@ class Tracking(unittest.TestCase):
             ("server/kapao/people", PersonArray), ("/diagnostics", DiagnosticArray),
         ):  # fmt: skip
             cls.got[topic] = []
-            rospy.Subscriber(topic, kind, lambda message, topic=topic: cls.keep(topic, message), queue_size=1000)
+            rospy.Subscriber(
+                topic, kind, lambda message, topic=topic: cls.store_message(topic, message), queue_size=1000
+            )
         cls.images = rospy.Publisher("camera/image_raw", Image, queue_size=100)
         cls.stamps = []
         # the people node and the recorder
         cls.until(lambda: cls.images.get_num_connections() >= 2, "subscribers of the images")
 
     @classmethod
-    def keep(cls, topic, message):
+    def store_message(cls, topic, message):
         with cls.lock:
             cls.got[topic].append(message)
 
@@ -93,8 +95,8 @@ class Tracking(unittest.TestCase):
         # roslaunch starts it again
         self.run_until(lambda cost: cost.mode != "local" and cost.round_trips, "the server's return")
         # while plans are made the server stands in, on a machine that is full for two minutes
-        learnt = "mode replay, once it is learnt"
-        self.run_until(lambda cost: cost.mode == "replay" and cost.round_trips == 1, learnt, 200.0)
+        situation = "mode replay, once it is learnt"
+        self.run_until(lambda cost: cost.mode == "replay" and cost.round_trips == 1, situation, 200.0)
         assert "auto" not in {cost.mode for cost in self.got["offload/latency"]}, "auto is a policy, never a mode"
 
         call = rospy.ServiceProxy("offload/set_mode", SetMode)
@@ -114,8 +116,8 @@ class Tracking(unittest.TestCase):
     def fell_back(self, since):
         return any(cost.mode == "local" and cost.fallback_reason for cost in self.got["offload/latency"][since:])
 
-    def decided(self, mode, words):
-        return any(message.mode == mode and message.policy == "latency" and words in message.reason
+    def decided(self, mode, text):
+        return any(message.mode == mode and message.policy == "latency" and text in message.reason
                    for message in list(self.got["offload/mode"]))  # fmt: skip
 
     def warned(self):

@@ -45,83 +45,83 @@ class Clock:
 
 
 def made(clock: Clock):
-    left = []
+    departed = []
     carrying = Carrying(Counting(), lambda carried, own: min(1.0, abs(carried - own)), clock=clock)
-    return FrameLoop(carrying, lambda frame, along: left.append((frame, along)), clock), left
+    return FrameLoop(carrying, lambda frame, along: departed.append((frame, along)), clock), departed
 
 
-def test_before_anything_came_there_is_nothing_then_what_came_is_carried():
+def test_before_the_first_result_nothing_is_carried():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     for number in range(6):
         loop.arrived(f"frame {number}", number * FRAME, clock.now)
         if number == 3:
             loop.add_result(10.0, FRAME, clock.now - 0.2, "tag")
         clock.now += 0.1
-    assert [(frame, along.result, along.origin) for frame, along in left] == [
+    assert [(frame, along.result, along.origin) for frame, along in departed] == [
         ("frame 0", None, NONE), ("frame 1", None, NONE), ("frame 2", None, NONE), ("frame 3", None, NONE),
         ("frame 4", 13.0, CARRIED), ("frame 5", 14.0, CARRIED),
     ]  # fmt: skip
-    assert (left[-1][1].source, left[-1][1].tag) == (FRAME, "tag")
+    assert (departed[-1][1].source, departed[-1][1].tag) == (FRAME, "tag")
 
 
 @pytest.mark.parametrize("comes_s", [0.03, 0.2])
 def test_a_frame_waits_for_what_else_its_result_needs_but_not_beyond_its_interval(comes_s):
     """Frames every 0.1 s, and something, such as a pose, that comes so long after each; the network is slow."""
-    clock, left, came_s = Clock(), [], {}
+    clock, departed, arrival_s = Clock(), [], {}
     carrying = Carrying(Counting(), lambda *_: 0.0, clock=clock)
     loop = FrameLoop(
         carrying,
-        lambda frame, _: left.append((frame, clock.now)),
+        lambda frame, _: departed.append((frame, clock.now)),
         clock,
-        waits=lambda frame: -math.inf if clock.now >= came_s[frame] else math.inf,
+        waits=lambda frame: -math.inf if clock.now >= arrival_s[frame] else math.inf,
     )
     for number in range(5):
-        came_s[number] = clock.now + comes_s
+        arrival_s[number] = clock.now + comes_s
         loop.arrived(number, number * FRAME, clock.now)
         for _ in range(10):
             if loop.due_s <= clock.now:
                 loop.flush()
             clock.now += 0.01
-    assert [frame for frame, _ in left] == [0, 1, 2, 3, 4]
-    for frame, at_s in left:
-        took_s = at_s - came_s[frame] + comes_s
-        assert min(comes_s, 0.075) <= took_s + 1e-6 <= min(comes_s, 0.075) + 0.0101
+    assert [frame for frame, _ in departed] == [0, 1, 2, 3, 4]
+    for frame, at_s in departed:
+        waited_s = at_s - arrival_s[frame] + comes_s
+        assert min(comes_s, 0.075) <= waited_s + 1e-6 <= min(comes_s, 0.075) + 0.0101
 
 
 def test_the_networks_result_waits_for_what_else_it_needs_too():
-    clock, left, ready = Clock(), [], []
+    clock, departed, ready = Clock(), [], []
     carrying = Carrying(Counting(), lambda *_: 0.0, clock=clock)
     waits = lambda _: -math.inf if ready else math.inf  # noqa: E731
-    loop = FrameLoop(carrying, lambda _, along: left.append(along.origin), clock, waits)
+    loop = FrameLoop(carrying, lambda _, along: departed.append(along.origin), clock, waits)
     for number in range(4):
         loop.arrived(number, number * FRAME, clock.now)
         clock.now += 0.1
     loop.flush()
-    left.clear()
+    departed.clear()
     loop.arrived(4, 4 * FRAME, clock.now)
     loop.add_result(10.0, 4 * FRAME, clock.now)
-    assert not left
+    assert not departed
     ready.append(True)
     assert loop.due_s <= clock.now
     loop.flush()
-    assert left == [FRESH]
+    assert departed == [FRESH]
 
 
 def test_a_network_that_answers_in_time_is_waited_for_and_one_that_fails_to_is_not_waited_for_long():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     for number in range(8):
         loop.arrived(number, number * FRAME, clock.now)
         clock.now += 0.03
         loop.add_result(float(number), number * FRAME, clock.now - 0.03)
         clock.now += 0.07
-    assert [along.origin for _, along in left][-5:] == [FRESH] * 5
+    assert [along.origin for _, along in departed][-5:] == [FRESH] * 5
     loop.arrived(8, 8 * FRAME, clock.now)
     assert clock.now < loop.due_s < clock.now + 0.1
     clock.now = loop.due_s
     loop.flush()
-    assert (left[-1][0], left[-1][1].origin, left[-1][1].result) == (8, CARRIED, 8.0)
+    assert (departed[-1][0], departed[-1][1].origin, departed[-1][1].result) == (8, CARRIED, 8.0)
     assert loop.due_s == math.inf
 
 
@@ -129,7 +129,7 @@ def test_a_network_that_answers_in_time_is_waited_for_and_one_that_fails_to_is_n
 def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
     chance = random.Random(seed)
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     under_way, stamp, sent, catching_up = [], 0, [], []
     for number in range(60):
         stamp = max(1, stamp + chance.choice((FRAME, FRAME, FRAME, 2 * FRAME, -20 * FRAME)))
@@ -149,13 +149,13 @@ def test_every_frame_leaves_once_and_in_order_whatever_comes_when(seed):
             if loop.due_s <= clock.now:
                 loop.flush()
     loop.flush()
-    assert [frame for frame, _ in left] == sent
-    assert all(along.source <= stamp for _, along in left for stamp in [10**18])
+    assert [frame for frame, _ in departed] == sent
+    assert all(along.source <= stamp for _, along in departed for stamp in [10**18])
 
 
 def test_frames_leave_with_the_result_before_while_a_newer_one_is_caught_up():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     for number in range(11):
         loop.arrived(number, number * FRAME, clock.now)
         if number == 1:
@@ -166,7 +166,7 @@ def test_frames_leave_with_the_result_before_while_a_newer_one_is_caught_up():
             next(steps, None)
             next(steps, None)
         clock.now += 0.1
-    assert [(along.source, along.result) for _, along in left][5:] == [
+    assert [(along.source, along.result) for _, along in departed][5:] == [
         (0, 105.0), (0, 106.0), (0, 107.0), (0, 108.0), (2 * FRAME, 27.0)
     ]  # fmt: skip
     assert next(steps, "ended") == "ended"
@@ -174,7 +174,7 @@ def test_frames_leave_with_the_result_before_while_a_newer_one_is_caught_up():
 
 def test_a_result_that_is_caught_up_while_stamps_go_back_is_not_taken():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     for number in range(5):
         loop.arrived(number, number * FRAME, clock.now)
     steps = loop.coming(20.0, FRAME, clock.now)
@@ -183,10 +183,10 @@ def test_a_result_that_is_caught_up_while_stamps_go_back_is_not_taken():
     assert list(steps) == []
     loop.arrived(6, FRAME, clock.now)
     loop.flush()
-    assert [along.origin for _, along in left] == [NONE] * 7
+    assert [along.origin for _, along in departed] == [NONE] * 7
 
 
-def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():
+def test_drops_are_learned_from_results_and_the_better_one_is_published():
     clock = Clock()
     carrying = Carrying(Counting(), lambda carried, own: min(1.0, abs(carried - own)), clock=clock)
     for number in range(0, 400, 4):
@@ -204,49 +204,49 @@ def test_drops_are_learnt_from_what_came_and_the_better_one_is_given():
     assert carrying.at((last + 5) * FRAME).drop < curve.carried(0.5)
 
 
-def test_the_local_algorithm_is_compared_though_the_network_takes_many_frames():
+def test_the_local_algorithm_is_compared_though_the_network_needs_many_frames():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     for number in range(60):
         loop.arrived(number, number * FRAME, clock.now, local=1.5 * number)
         if number >= 12:
             loop.add_result(1.5 * (number - 12), (number - 12) * FRAME, clock.now - 1.2)
         clock.now += 0.1
     assert loop.carrying.curve().local == pytest.approx(0.0, abs=0.1)
-    assert {along.origin for _, along in left[30:]} == {LOCAL}
+    assert {along.origin for _, along in departed[30:]} == {LOCAL}
 
 
-def test_stamps_that_go_back_forget_and_a_result_of_before_is_not_taken():
+def test_backward_stamps_drop_the_state_and_an_earlier_result_is_ignored():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     loop.arrived("a", 50 * FRAME, clock.now)
     loop.add_result(1.0, 50 * FRAME, clock.now - 1)
     loop.arrived("b", FRAME, clock.now)
     loop.add_result(5.0, 50 * FRAME, clock.now - 1)
     loop.arrived("c", 2 * FRAME, clock.now)
-    assert [along.origin for _, along in left] == [NONE, NONE, NONE]
+    assert [along.origin for _, along in departed] == [NONE, NONE, NONE]
 
 
-def test_what_a_network_says_that_has_lost_its_mind_is_not_learnt_from_and_the_next_is():
-    told = []
+def test_a_faulty_result_of_a_network_is_not_learned_from_and_the_next_is():
+    comparisons = []
 
     def compared(*comparison):
-        told.append(comparison[:3])
+        comparisons.append(comparison[:3])
 
     carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock(), compared=compared)
     carrying.add_result(0.0, 0, 0)
     carrying.add_local_result(1.0, FRAME)
     carrying.add_result(math.nan, FRAME, FRAME)
-    assert (told, carrying.curve().local) == ([], None)
+    assert (comparisons, carrying.curve().local) == ([], None)
     carrying.add_result(5.0, 2 * FRAME, 2 * FRAME)
     carrying.add_result(6.25, 3 * FRAME, 3 * FRAME)
-    assert told == [(3 * FRAME, 0.1, 0.25)]
+    assert comparisons == [(3 * FRAME, 0.1, 0.25)]
     assert carrying.at(4 * FRAME).result == 7.25
 
 
-def test_what_is_held_stays_small_over_ten_thousand_frames():
+def test_memory_stays_bounded_over_ten_thousand_frames():
     clock = Clock()
-    loop, left = made(clock)
+    loop, departed = made(clock)
     sizes = []
     tracemalloc.start()
     try:
@@ -255,7 +255,7 @@ def test_what_is_held_stays_small_over_ten_thousand_frames():
             if number % 4 == 3:
                 loop.add_result(float(number), (number - 3) * FRAME, clock.now - 0.3)
             clock.now += 0.1
-            left.clear()
+            departed.clear()
             if number % 1000 == 999:
                 sizes.append(tracemalloc.get_traced_memory()[0])
     finally:

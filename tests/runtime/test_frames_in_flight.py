@@ -110,7 +110,7 @@ def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(cal
 
 
 @pytest.mark.parametrize("mode", [Mode.REPLAY, Mode.SPLIT])
-def test_other_modes_keep_the_order_of_their_inferences_whoever_comes_first(calls, mode):
+def test_other_modes_preserve_the_order_of_their_inferences(calls, mode):
     module, remote, results, threads, start = calls(mode)
     first, second = module.frames.place(), module.frames.place()
     start(1, second)
@@ -126,16 +126,16 @@ def test_other_modes_keep_the_order_of_their_inferences_whoever_comes_first(call
     assert sorted(results) == [0, 1]
 
 
-def test_a_wait_behind_own_frames_is_not_learnt_as_time_of_the_mode(calls):
+def test_a_wait_behind_earlier_frames_is_not_learned_as_time_of_the_mode(calls):
     module, remote, _, threads, start = calls(Mode.SERVER)
     start(0, None)
     end(remote, threads)
-    learnt = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
-    assert learnt.measured
-    assert learnt.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
+    forecast = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
+    assert forecast.measured
+    assert forecast.latency_s < 0.4, "half a second in the queue was behind the robot's own frame"
 
 
-def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkeypatch):
+def test_behind_an_earlier_frame_nothing_is_late_that_otherwise_would_be(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (0.0, 0.0, NEVER), (0.0, 0.0, NEVER)])
     start(0, module.frames.place())
@@ -155,7 +155,7 @@ def test_behind_an_own_frame_nothing_is_late_and_alone_it_would_be(calls, monkey
     end(remote, threads)
 
 
-def test_a_deadline_is_kept_behind_an_own_frame_too(calls, monkeypatch):
+def test_a_deadline_holds_behind_an_earlier_frame_too(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (9.0, 9.0, 0.0)])
     start(0, module.frames.place())
@@ -179,33 +179,33 @@ def test_a_frame_that_fails_gives_its_place_up(calls):
 # ------------------------------------------------------------------------------------- what a request waits behind
 
 
-def transfer(sent, there, answered, back):
-    return Transfer(sent, sent, there, answered, back, 0.0, 1000, 1000)
+def transfer(sent, received, answered, back):
+    return Transfer(sent, sent, received, answered, back, 0.0, 1000, 1000)
 
 
-def done(found):
+def done(transfer_done):
     future: Future = Future()
-    future.set_result(Reply({}, [], found))
+    future.set_result(Reply({}, [], transfer_done))
     return future
 
 
-def test_each_stage_is_told_what_of_it_was_behind_the_request_before():
+def test_each_stage_gets_its_wait_behind_the_request_before():
     earlier = _EarlierRequests()
-    own = transfer(1.0, 1.06, 1.5, 1.58)
-    assert earlier.behind_s(own, 0.2) == {}, "there was none before"
+    transferred = transfer(1.0, 1.06, 1.5, 1.58)
+    assert earlier.behind_s(transferred, 0.2) == {}, "there was none before"
     earlier.note(done(transfer(0.0, 0.1, 0.3, 0.4)))
-    assert earlier.behind_s(own, 0.2) == {}, "it was through"
+    assert earlier.behind_s(transferred, 0.2) == {}, "it was through"
     earlier.note(done(transfer(0.9, 1.02, 1.2, 1.52)))
-    found = earlier.behind_s(own, 0.2)
-    assert found["uplink"] == pytest.approx(0.02), "the link was its own until then"
-    assert found["queue"] == pytest.approx(0.14)
-    assert found["downlink"] == pytest.approx(0.02)
-    assert earlier.behind_s(own, 0.05)["queue"] == 0.05, "no more than it waited"
+    waits = earlier.behind_s(transferred, 0.2)
+    assert waits["uplink"] == pytest.approx(0.02), "the link was its own until then"
+    assert waits["queue"] == pytest.approx(0.14)
+    assert waits["downlink"] == pytest.approx(0.02)
+    assert earlier.behind_s(transferred, 0.05)["queue"] == 0.05, "no more than it waited"
     earlier.note(done(transfer(1.1, 1.4, 1.9, 2.0)))
-    assert earlier.behind_s(own, 0.2) == found, "one that was sent later held nothing up"
+    assert earlier.behind_s(transferred, 0.2) == waits, "one that was sent later held nothing up"
 
 
-def test_a_request_that_failed_held_nothing_up_that_is_known():
+def test_a_failed_request_delayed_nothing_measurable():
     earlier = _EarlierRequests()
     failed: Future = Future()
     failed.set_exception(OSError("gone"))

@@ -18,7 +18,7 @@ from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge
 from edge_offload.runtime.module import OffloadedModule
 
-HERE, THERE = (torch.tensor([0]),), (torch.tensor([1]),)
+LOCAL_OUTPUTS, REMOTE_OUTPUTS = (torch.tensor([0]),), (torch.tensor([1]),)
 FOREVER_S = 30.0
 
 
@@ -40,14 +40,14 @@ class After:
 
 
 def local(enough):
-    return Attempt(HERE, {"compute_robot": 0.0})
+    return Attempt(LOCAL_OUTPUTS, {"compute_robot": 0.0})
 
 
 def test_a_result_in_time_starts_no_local_computation(hedge):
-    outcome = hedge.run(lambda: Attempt(THERE), lambda enough: pytest.fail("started"), After(FOREVER_S))
+    outcome = hedge.run(lambda: Attempt(REMOTE_OUTPUTS), lambda enough: pytest.fail("started"), After(FOREVER_S))
     assert outcome.remote
     assert not outcome.hedged
-    assert outcome.attempt.outputs is THERE
+    assert outcome.attempt.outputs is REMOTE_OUTPUTS
 
 
 class Planned(Runner):
@@ -96,42 +96,42 @@ def test_a_plan_that_turned_to_the_server_meanwhile_and_failed_leaves_the_local_
 
 @pytest.mark.process
 def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
-    ended, told = threading.Event(), []
+    ended, settled = threading.Event(), []
     hedge = Hedge()
 
     def remote():
         ended.wait(FOREVER_S)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
-    outcome = hedge.run(remote, local, After(0.01), settled=lambda seconds, attempt: told.append((seconds, attempt)))
+    outcome = hedge.run(remote, local, After(0.01), settled=lambda seconds, attempt: settled.append((seconds, attempt)))
     assert (outcome.remote, outcome.hedged) == (False, True)
-    assert outcome.attempt.outputs is HERE
+    assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert "did not answer within" in outcome.reason
     assert "has not answered for" in hedge.unavailable_reason()
     ended.set()
-    while hedge.unavailable_reason() is not None or not told:
+    while hedge.unavailable_reason() is not None or not settled:
         time.sleep(0.005)
-    assert told[0][1].outputs is THERE
+    assert settled[0][1].outputs is REMOTE_OUTPUTS
     hedge.close()
 
 
-def test_remote_that_comes_first_after_all_wins_and_the_rival_is_told_to_stop(hedge):
-    started, told = threading.Event(), threading.Event()
+def test_remote_that_arrives_first_after_all_wins_and_the_rival_is_stopped(hedge):
+    started, stopped = threading.Event(), threading.Event()
 
     def remote():
         started.wait(FOREVER_S)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
     def slow(enough):
         started.set()
         assert enough.wait(FOREVER_S)
-        told.set()
-        return Attempt(HERE, {"compute_robot": 1.0})
+        stopped.set()
+        return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
     outcome = hedge.run(remote, slow, After(0.0))
     assert (outcome.remote, outcome.hedged) == (True, True)
-    assert outcome.attempt.outputs is THERE
-    assert told.wait(FOREVER_S)
+    assert outcome.attempt.outputs is REMOTE_OUTPUTS
+    assert stopped.wait(FOREVER_S)
 
 
 def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computation(hedge):
@@ -139,17 +139,17 @@ def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computa
 
     def remote():
         started.wait(FOREVER_S)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
     def first(enough):
         started.set()
         go.wait(FOREVER_S)
         order.append("first")
-        return Attempt(HERE)
+        return Attempt(LOCAL_OUTPUTS)
 
     def second(enough):
         order.append("second")
-        return Attempt(HERE)
+        return Attempt(LOCAL_OUTPUTS)
 
     assert hedge.run(remote, first, After(0.0)).remote
     threading.Timer(0.05, go.set).start()
@@ -179,28 +179,28 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
     def rival(enough):
         started.set()
         time.sleep(0.1)
-        return Attempt(HERE, {"compute_robot": 0.05})
+        return Attempt(LOCAL_OUTPUTS, {"compute_robot": 0.05})
 
     outcome = hedge.run(remote, rival, After(0.0))
-    assert outcome.attempt.outputs is HERE
+    assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert outcome.hedged
     assert "connection broke" in outcome.reason
 
 
 @pytest.mark.process
-def test_a_model_that_fails_locally_is_saved_by_the_server_or_fails_as_it_would_alone(hedge):
+def test_a_model_that_fails_locally_is_rescued_by_the_server_or_fails_as_without_it(hedge):
     def broken(enough):
         raise ValueError("bad model")
 
     def slow():
         time.sleep(0.05)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
     def lost():
         time.sleep(0.05)
         raise LinkLost("gone")
 
-    assert hedge.run(slow, broken, After(0.0)).attempt.outputs is THERE
+    assert hedge.run(slow, broken, After(0.0)).attempt.outputs is REMOTE_OUTPUTS
     with pytest.raises((ValueError, LinkLost)):
         hedge.run(lost, broken, After(0.0))
 
@@ -216,11 +216,11 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
             def rival(enough, go=go):
                 seen.append(torch.get_num_threads())
                 go.set()
-                return Attempt(HERE)
+                return Attempt(LOCAL_OUTPUTS)
 
             def remote(go=go):
                 go.wait(FOREVER_S)
-                return Attempt(THERE)
+                return Attempt(REMOTE_OUTPUTS)
 
             hedge.run(remote, rival, After(0.0))
     finally:
@@ -228,37 +228,37 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
     assert seen == [1, 2]
 
 
-def test_the_robot_begins_as_soon_as_the_link_has_stopped_not_when_the_result_is_late(hedge):
+def test_the_robot_starts_as_soon_as_the_link_has_stopped_not_when_the_result_is_late(hedge):
     never = threading.Event()
 
     def remote():
         never.wait(FOREVER_S)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
     outcome = hedge.run(remote, local, After(FOREVER_S, lambda: True))
     never.set()
-    assert outcome.attempt.outputs is HERE
+    assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert (outcome.remote, outcome.hedged) == (False, True)
     assert float(outcome.reason.split()[-2]) < FOREVER_S / 2
 
 
 def test_a_link_that_has_not_stopped_keeps_the_robot_from_beginning(hedge):
-    answer, asked = threading.Event(), []
+    answer, calls = threading.Event(), []
 
     def stopped():
-        asked.append(1)
-        if len(asked) == 3:
+        calls.append(1)
+        if len(calls) == 3:
             answer.set()
         return False
 
     def remote():
         answer.wait(FOREVER_S)
-        return Attempt(THERE)
+        return Attempt(REMOTE_OUTPUTS)
 
     outcome = hedge.run(remote, lambda enough: pytest.fail("started"), After(FOREVER_S, stopped))
-    assert outcome.attempt.outputs is THERE
+    assert outcome.attempt.outputs is REMOTE_OUTPUTS
     assert not outcome.hedged
-    assert len(asked) >= 3
+    assert len(calls) >= 3
 
 
 class Remote(Runner):
@@ -267,14 +267,14 @@ class Remote(Runner):
     mode = Mode.SERVER
 
     def __init__(self):
-        self.answer, self.asked, self.budgets = threading.Event(), 0, []
+        self.answer, self.calls, self.budgets = threading.Event(), 0, []
         self.answer.set()
 
     def unavailable_reason(self, inputs):
         return None
 
     def run(self, inputs, meta, budget):
-        self.asked += 1
+        self.calls += 1
         self.budgets.append(budget)
         if not self.answer.wait(FOREVER_S):
             raise FailedAttempt(LinkLost("nothing came"), FOREVER_S, 99)
@@ -290,7 +290,7 @@ class Twice(torch.nn.Module):
 
 
 @pytest.mark.process
-def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
+def test_the_runtime_hedges_what_is_late_by_its_forecast_and_reports_it():
     remote, x = Remote(), [torch.arange(4.0)]
     module = OffloadedModule("twice", Twice(), None)
     module.add_runner(remote)
@@ -310,11 +310,11 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
     assert torch.equal(outputs[0], x[0] * 2)
     assert (report.mode, report.hedged) == (Mode.LOCAL, True)
     assert "did not answer within" in report.fallback_reason
-    asked = remote.asked
+    before = remote.calls
     _, report = module.run(x, Mode.SERVER)
     assert (report.mode, report.hedged, report.round_trips) == (Mode.LOCAL, False, 0)
     assert "has not answered for" in report.fallback_reason
-    assert remote.asked == asked, "no frame waits for the dead"
+    assert remote.calls == before, "no frame waits for the dead"
     assert "has not answered" in module.situation(x).forecasts[Mode.SERVER].unavailable_reason
     remote.answer.set()
     while module.unavailable_reason(Mode.SERVER, x) is not None:
@@ -324,7 +324,7 @@ def test_the_runtime_hedges_what_is_late_by_its_own_forecast_and_reports_it():
 
 
 @pytest.mark.process
-def test_without_hedging_the_robot_begins_when_nothing_has_come_for_long_and_the_attempt_goes_on():
+def test_without_hedging_the_robot_starts_when_nothing_has_arrived_for_long_and_the_attempt_goes_on():
     remote, x, limits = Remote(), [torch.arange(4.0)], TimeoutLimits(first_s=0.05)
     module = OffloadedModule("twice", Twice(), None, hedging=False, patience=limits)
     module.add_runner(remote)
@@ -334,7 +334,7 @@ def test_without_hedging_the_robot_begins_when_nothing_has_come_for_long_and_the
     assert report.mode is Mode.LOCAL
     assert report.fallback_reason.startswith("server: the server did not answer within 0.")
     assert "has not answered for" in module.run(x, Mode.SERVER)[1].fallback_reason
-    assert remote.asked == 1
+    assert remote.calls == 1
     remote.answer.set()
     while module.unavailable_reason(Mode.SERVER, x) is not None:
         time.sleep(0.005)
@@ -390,30 +390,30 @@ def test_a_policy_chooses_among_the_candidates_that_exist_and_local_is_always_on
 # ---------------------------------------------------------------------- the server comes back in the middle of a frame
 
 
-def test_a_local_computation_is_joined_when_there_is_a_reason_and_the_first_result_wins(hedge):
-    told, asked = threading.Event(), []
+def test_a_local_computation_is_joined_for_a_reason_and_the_first_result_wins(hedge):
+    stopped, elapsed = threading.Event(), []
 
     def slow(enough):
         assert enough.wait(FOREVER_S)
-        told.set()
-        return Attempt(HERE, {"compute_robot": 1.0})
+        stopped.set()
+        return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
     def join(elapsed_s):
-        asked.append(elapsed_s)
-        return (lambda: Attempt(THERE)) if len(asked) == 3 else None
+        elapsed.append(elapsed_s)
+        return (lambda: Attempt(REMOTE_OUTPUTS)) if len(elapsed) == 3 else None
 
     outcome = hedge.joined(slow, join, every_s=0.01)
     assert (outcome.remote, outcome.hedged) == (True, True)
-    assert outcome.attempt.outputs is THERE
-    assert told.wait(FOREVER_S), "the local computation is told to stop"
-    assert asked == sorted(asked)
+    assert outcome.attempt.outputs is REMOTE_OUTPUTS
+    assert stopped.wait(FOREVER_S), "the local computation is told to stop"
+    assert elapsed == sorted(elapsed)
     assert outcome.remote_s <= outcome.local_s, "the robot had been computing before"
 
 
-def test_without_a_reason_a_local_computation_ends_alone(hedge):
+def test_without_a_reason_a_local_computation_ends_unjoined(hedge):
     outcome = hedge.joined(local, lambda elapsed_s: None, every_s=0.01)
     assert (outcome.remote, outcome.hedged) == (False, False)
-    assert outcome.attempt.outputs is HERE
+    assert outcome.attempt.outputs is LOCAL_OUTPUTS
 
 
 def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
@@ -421,14 +421,14 @@ def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
 
     def slow(enough):
         assert go.wait(FOREVER_S)
-        return Attempt(HERE, {"compute_robot": 1.0})
+        return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
     def lost():
         go.set()
         raise FailedAttempt(LinkLost("gone again"), 0.1, 99)
 
     outcome = hedge.joined(slow, lambda elapsed_s: lost, every_s=0.01)
-    assert outcome.attempt.outputs is HERE
+    assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert not outcome.remote
 
 
@@ -438,13 +438,13 @@ class _Returning(Runner):
     mode = Mode.LAZY
 
     def __init__(self):
-        self.away, self.asked = "", 0
+        self.away, self.calls = "", 0
 
     def unavailable_reason(self, inputs):
         return self.away or None
 
     def run(self, inputs, meta, budget):
-        self.asked += 1
+        self.calls += 1
         return Attempt((inputs[0] * 2,), {"compute_server": 0.001}, bytes_up=1000, round_trips=1)
 
     def state(self):
@@ -460,16 +460,16 @@ class _Slow(nn.Module):
 
 
 @pytest.mark.process
-def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back(monkeypatch):
+def test_a_frame_started_in_an_outage_continues_on_the_restored_server(monkeypatch):
     model, runner = _Slow(), _Returning()
     module = OffloadedModule("slow", model, candidates=[runner.mode], robot_slowdown=50.0)
     module.add_runner(runner)
-    x, learnt = torch.ones(3), []
+    x, noted = torch.ones(3), []
     for mode in (Mode.LOCAL, Mode.LAZY, Mode.LAZY):
         module.run([x], mode)
     runner.away = "no server"
     note = module.costs.forecaster.note
-    monkeypatch.setattr(module.costs.forecaster, "note", lambda now, *rest: (learnt.append(rest[0]), note(now, *rest)))
+    monkeypatch.setattr(module.costs.forecaster, "note", lambda now, *rest: (noted.append(rest[0]), note(now, *rest)))
     timer = threading.Timer(0.5, lambda: setattr(runner, "away", ""))
     timer.start()
     outputs, report = module.run([x], Mode.LOCAL, refresh=True)
@@ -478,21 +478,21 @@ def test_a_frame_that_began_in_an_outage_goes_on_on_the_server_when_that_is_back
     assert report.hedged
     assert not report.fallback_reason
     assert report.total_s >= 0.5, "the frame's time is the frame's"
-    assert learnt[-1].total_s <= report.total_s - 0.45, "what the robot had computed before is no time of the server's"
+    assert noted[-1].total_s <= report.total_s - 0.45, "what the robot had computed before is no time of the server's"
     module.close()
 
 
-def test_a_mode_that_was_not_wanted_when_the_frame_began_does_not_join_it():
+def test_an_unselected_mode_does_not_join_a_started_frame():
     local_s, fast = Forecast(Mode.LOCAL, 0.4, 0.01), Forecast(Mode.SERVER, 0.1, 0.01)
-    gone = replace(fast, unavailable_reason="no server")
+    unavailable = replace(fast, unavailable_reason="no server")
     slow = replace(fast, latency_s=1.5)
     for before, elapsed_s, expected in (
-        (gone, 0.1, Mode.SERVER),
+        (unavailable, 0.1, Mode.SERVER),
         (slow, 0.1, Mode.SERVER),
-        (gone, 0.35, None),
+        (unavailable, 0.35, None),
         (fast, 0.1, None),
     ):
         forecasts = {Mode.LOCAL: local_s, Mode.SERVER: before}
         now = {Mode.LOCAL: local_s, Mode.SERVER: fast}
         assert worth_joining(forecasts, now, elapsed_s) is expected
-    assert worth_joining({Mode.SERVER: gone}, {Mode.SERVER: fast}, 0.0) is None
+    assert worth_joining({Mode.SERVER: unavailable}, {Mode.SERVER: fast}, 0.0) is None

@@ -7,7 +7,7 @@ import threading
 from edge_offload.runtime.runners import made_once
 
 
-def test_who_asks_at_the_same_time_gets_the_same_runner():
+def test_concurrent_callers_get_one_runner():
     begun, go = threading.Event(), threading.Event()
     made, got = [], []
 

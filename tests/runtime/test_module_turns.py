@@ -13,14 +13,14 @@ from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import InferenceReport
 
 
-class _Learnt(Runner):
+class _PreparedRunner(Runner):
     """A mode that says why it is not ready, and counts who asks."""
 
     def __init__(self, mode: Mode) -> None:
-        self.mode, self.why, self.asked = mode, f"{mode} is being learnt", 0
+        self.mode, self.why, self.calls = mode, f"{mode} is being learnt", 0
 
     def unavailable_reason(self, inputs):
-        self.asked += 1
+        self.calls += 1
         return self.why or None
 
     def run(self, inputs, meta, budget):
@@ -30,31 +30,31 @@ class _Learnt(Runner):
         return ""
 
 
-def test_frames_come_first_then_replay_then_split_and_one_frame_makes_neither_known(monkeypatch):
+def test_frames_precede_replay_and_split_and_one_frame_measures_neither(monkeypatch):
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
-    learnt = {mode: _Learnt(mode) for mode in (Mode.SERVER, Mode.REPLAY, Mode.SPLIT)}
-    learnt[Mode.SERVER].why = ""
-    for runner in learnt.values():
+    runners = {mode: _PreparedRunner(mode) for mode in (Mode.SERVER, Mode.REPLAY, Mode.SPLIT)}
+    runners[Mode.SERVER].why = ""
+    for runner in runners.values():
         module.add_runner(runner)
 
-    def said(mode):
+    def reason_of(mode):
         return module.situation([torch.ones(3)]).forecasts[mode].unavailable_reason
 
-    assert said(Mode.REPLAY) == "it is prepared when frames run"
-    assert said(Mode.SERVER) == ""
+    assert reason_of(Mode.REPLAY) == "it is prepared when frames run"
+    assert reason_of(Mode.SERVER) == ""
     for frame in range(ENOUGH):
         module.costs.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
-    assert said(Mode.REPLAY) == "replay is being learnt"
-    assert said(Mode.SPLIT) == "it is prepared after replay"
-    assert learnt[Mode.SPLIT].asked == 0
-    learnt[Mode.REPLAY].why = ""
-    for known in (False, True):
-        assert said(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
+    assert reason_of(Mode.REPLAY) == "replay is being learnt"
+    assert reason_of(Mode.SPLIT) == "it is prepared after replay"
+    assert runners[Mode.SPLIT].calls == 0
+    runners[Mode.REPLAY].why = ""
+    for measured in (False, True):
+        assert reason_of(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
         module.costs.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
-        assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].measured is known
-    assert said(Mode.SPLIT) == "split is being learnt"
-    learnt[Mode.REPLAY].why = "the virtual device is lost"
-    assert said(Mode.SPLIT) == "split is being learnt", "what has begun goes on"
+        assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].measured is measured
+    assert reason_of(Mode.SPLIT) == "split is being learnt"
+    runners[Mode.REPLAY].why = "the virtual device is lost"
+    assert reason_of(Mode.SPLIT) == "split is being learnt", "what has begun goes on"
     module.close()
 
 
@@ -62,14 +62,14 @@ def test_split_does_not_wait_for_a_replay_that_never_comes(monkeypatch):
     monkeypatch.setattr(preparation, "IN_TURN_S", 0.0)
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
     for mode in (Mode.REPLAY, Mode.SPLIT):
-        module.add_runner(_Learnt(mode))
+        module.add_runner(_PreparedRunner(mode))
     assert module.situation([torch.ones(3)]).forecasts[Mode.SPLIT].unavailable_reason == "split is being learnt"
     module.close()
 
 
-def test_while_a_mode_is_held_by_name_nothing_that_takes_long_is_prepared():
+def test_with_a_fixed_mode_nothing_slow_is_prepared():
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
-    replay = _Learnt(Mode.REPLAY)
+    replay = _PreparedRunner(Mode.REPLAY)
     module.add_runner(replay)
-    held = module.situation([torch.ones(3)], choosing=False).forecasts[Mode.REPLAY]
-    assert (held.unavailable_reason, replay.asked) == ("it is prepared when a policy chooses", 0)
+    forecast = module.situation([torch.ones(3)], choosing=False).forecasts[Mode.REPLAY]
+    assert (forecast.unavailable_reason, replay.calls) == ("it is prepared when a policy chooses", 0)

@@ -49,7 +49,7 @@ def test_first_frames_then_replay_then_its_trials_then_split(counts):
     assert lacking(prepared, "the server has gone") == ("", ""), "what has begun goes on"
 
 
-def test_nobody_waits_for_ever(counts):
+def test_waits_are_bounded(counts):
     prepared = Preparation(counts, bridges=True)
     counts.now += IN_TURN_S / 2
     assert all(lacking(prepared, "no compiler")), "no frame has come"
@@ -57,5 +57,5 @@ def test_nobody_waits_for_ever(counts):
     assert lacking(prepared, "no compiler") == ("", "")
 
 
-def test_where_server_is_a_candidate_of_its_own_nothing_waits(counts):
+def test_with_server_as_a_separate_candidate_replay_waits_for_nothing(counts):
     assert lacking(Preparation(counts, bridges=False), "it is learnt") == ("", "")

@@ -34,8 +34,8 @@ def server(keys):
 
 
 @pytest.fixture
-def own_server(keys):
-    """Servers that a test may kill: ``own_server(bind=…, extra=[…])``."""
+def killable_server(keys):
+    """Servers that a test may kill: ``killable_server(bind=…, extra=[…])``."""
     started: List[ServerProcess] = []
 
     def start(bind: str = "", extra: Sequence[str] = ()) -> ServerProcess:

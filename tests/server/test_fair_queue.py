@@ -12,10 +12,10 @@ from edge_offload.server.worker import FORCED_S, FairQueue, JobWorker
 
 
 def drain(queue):
-    found = []
+    items = []
     while len(queue):
-        found.append(queue.get_item(0)[0])
-    return found
+        items.append(queue.get_item(0)[0])
+    return items
 
 
 def test_peers_take_turns_whatever_their_backlog():

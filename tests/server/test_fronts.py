@@ -30,7 +30,7 @@ class TestFronts:
         assert [fronts.mark_lost(None, retry=False) for _ in range(3)] == [True, True, False]
         assert fronts.current == "tcp://b:2"
 
-    def test_a_broken_connection_is_tried_again_first(self):
+    def test_a_broken_connection_is_retried_first(self):
         fronts = Fronts(NAMES, begin=0)
         assert fronts.mark_lost(None, retry=True)
         assert fronts.current == "tcp://a:1"
@@ -45,11 +45,11 @@ class TestFronts:
         assert not fronts.all_refuse()
 
     @pytest.mark.parametrize(
-        ("text", "words"),
+        ("text", "message"),
         [("a:1,", "not an address"), ("a:1,a:1", "twice"), (",".join(f"a:{k}" for k in range(MOST + 1)), "addresses")],
     )
-    def test_bad_addresses_are_named(self, text, words):
-        with pytest.raises(BadInput, match=words):
+    def test_bad_addresses_are_named(self, text, message):
+        with pytest.raises(BadInput, match=message):
             parse_addresses(text)
 
 
@@ -68,9 +68,9 @@ def frozen(server) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("fault", [ended, drained, frozen])
-def test_the_robot_goes_on_with_the_other_server(own_server, robot, monkeypatch, fault):
+def test_the_robot_goes_on_with_the_other_server(killable_server, robot, monkeypatch, fault):
     monkeypatch.setattr(server_rig, "TIMINGS", Timings())
-    servers = {server.address: server for server in (own_server(), own_server())}
+    servers = {server.address: server for server in (killable_server(), killable_server())}
     bot = robot(",".join(servers), "slow", example=X, seconds=0.0, patience=TimeoutLimits(cap_s=0.3, floor_s=0.3))
     bot.wait_open(X)
     first = bot.client.address
@@ -105,8 +105,8 @@ def test_the_robot_goes_on_with_the_other_server(own_server, robot, monkeypatch,
 
 
 @pytest.mark.process
-def test_a_server_may_be_left_for_another(own_server, robot):
-    servers = [own_server(), own_server()]
+def test_a_server_may_be_replaced_by_another(killable_server, robot):
+    servers = [killable_server(), killable_server()]
     bot = robot(",".join(each.address for each in servers), "gated", example=X)
     bot.wait_open(X)
     first = bot.client.address
@@ -118,7 +118,7 @@ def test_a_server_may_be_left_for_another(own_server, robot):
 
 
 @pytest.mark.process
-def test_keys_of_all_servers_are_asked_for_at_the_start(tmp_path):
+def test_keys_of_all_servers_are_requested_at_the_start(tmp_path):
     keys = KeyStore(tmp_path)
     keys.ensure_pair("server")
     with pytest.raises(BadInput, match="elsewhere"):
@@ -126,7 +126,7 @@ def test_keys_of_all_servers_are_asked_for_at_the_start(tmp_path):
 
 
 @pytest.mark.process
-def test_nobody_there_is_said_of_the_servers(tmp_path):
+def test_absent_servers_are_reported(tmp_path):
     keys = KeyStore(tmp_path)
     keys.ensure_pair("server")
     with Client("127.0.0.1:1,127.0.0.1:2", keys=keys) as client, pytest.raises(LinkLost, match=r"127\.0\.0\.1:[12]"):

@@ -56,7 +56,7 @@ def test_another_file_and_one_that_is_not_listed_are_refused(sides: Any) -> None
         pool.acquire_replica("other.onnx", {}, None)
 
 
-def test_it_is_computed_whole_and_never_split(sides: Any, tmp_path: pathlib.Path) -> None:
+def test_an_onnx_replica_is_never_split(sides: Any, tmp_path: pathlib.Path) -> None:
     name, _ = sides
     client = Client("tcp://127.0.0.1:9", keys=KeyStore(tmp_path / "keys"))
     module = OffloadedModule("net.onnx", registry.build_module(name), client)
@@ -72,13 +72,13 @@ def test_it_is_computed_whole_and_never_split(sides: Any, tmp_path: pathlib.Path
     plain.close()
 
 
-def test_the_process_beside_this_one_builds_it_from_where_the_file_lies(sides: Any, monkeypatch: Any) -> None:
-    asked = []
+def test_the_companion_builds_it_from_the_path_of_the_file(sides: Any, monkeypatch: Any) -> None:
+    names = []
 
-    def beside(module: Any, process: Any, name: str, options: Any, engine: str) -> None:
-        asked.append(name)
+    def note_name(module: Any, process: Any, name: str, options: Any, engine: str) -> None:
+        names.append(name)
 
-    monkeypatch.setattr(runners, "CompanionModule", beside)
+    monkeypatch.setattr(runners, "CompanionModule", note_name)
     for module in (registry.build_module(sides[0]), torch.nn.Linear(2, 2)):
         runners.executor_of(module, "cpu", object(), "net.onnx", {}, "eager")  # type: ignore[arg-type]
-    assert asked == [sides[0], "net.onnx"]
+    assert names == [sides[0], "net.onnx"]

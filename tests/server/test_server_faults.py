@@ -17,22 +17,22 @@ pytestmark = pytest.mark.process
 X = [torch.tensor([1.0, 2.0])]
 
 
-def test_server_absent_at_start_then_there(own_server, robot):
-    first = own_server()
+def test_server_absent_at_start_is_connected_later(killable_server, robot):
+    first = killable_server()
     first.stop()
     bot = robot(first.address, "slow", example=X, seconds=0.0)
     outputs, report = bot.run(X)
     assert bit_equal(outputs, [X[0] * 2])
     assert report.mode is Mode.LOCAL
     assert "no server" in report.fallback_reason
-    own_server(bind=first.address)
+    killable_server(bind=first.address)
     bot.wait_open(X)
     outputs, report = bot.run(X)
     assert (report.mode, report.fallback_reason) == (Mode.SERVER, "")
 
 
-def test_sigkill_in_mid_inference_then_recovery(own_server, robot):
-    server = own_server()
+def test_sigkill_in_mid_inference_then_recovery(killable_server, robot):
+    server = killable_server()
     bot = robot(server.address, "gated", example=X)
     bot.wait_open(X)
     server.gate.shut()
@@ -54,13 +54,13 @@ def test_sigkill_in_mid_inference_then_recovery(own_server, robot):
         assert bit_equal(outputs, [X[0] * 2])
         assert report.fallback_reason.startswith("no server")
         assert report.round_trips == 0, "no frame waits for a dead server"
-    own_server(bind=server.address)
+    killable_server(bind=server.address)
     bot.wait_open(X)
     assert bot.run(X)[1].mode is Mode.SERVER
 
 
-def test_frozen_server_costs_one_wait_not_one_per_frame(own_server, robot):
-    server = own_server()
+def test_frozen_server_costs_one_wait_not_one_per_frame(killable_server, robot):
+    server = killable_server()
     patience = TimeoutLimits(cap_s=0.3, floor_s=0.3)
     bot = robot(server.address, "slow", example=X, seconds=0.0, patience=patience)
     bot.wait_open(X)
@@ -92,23 +92,23 @@ def test_late_reply_is_dropped_and_never_answers_the_next_frame(server, robot):
 
 
 @pytest.mark.parametrize(
-    ("factory", "words"),
+    ("factory", "message"),
     [
         ("drifting", "small_nets:drifting' differ"),
         ("counting", "changes its own buffers"),
     ],
 )
-def test_model_that_cannot_be_offloaded_stays_local_with_the_reason(server, robot, factory, words):
+def test_model_that_cannot_be_offloaded_stays_local_with_the_reason(server, robot, factory, message):
     inputs = [torch.ones(1, 2)]
     bot = robot(server.address, factory, example=inputs)
     until(
-        lambda: words in (bot.offloaded.unavailable_reason(Mode.SERVER, inputs) or ""),
+        lambda: message in (bot.offloaded.unavailable_reason(Mode.SERVER, inputs) or ""),
         60,
         lambda: str(bot.offloaded.state()),
     )
     _, report = bot.run(inputs)
     assert report.mode is Mode.LOCAL
-    assert words in report.fallback_reason
+    assert message in report.fallback_reason
     if factory == "drifting":
         hashes = [word for word in report.fallback_reason.replace(",", " ").split() if len(word) == 64]
         assert len(set(hashes)) == 2, "both hashes are named"
@@ -139,9 +139,9 @@ def test_two_robots_do_not_get_each_others_results(server, robot):
     def drive(bot, seed):
         for frame in range(25):
             inputs = image(1000 * seed + frame)
-            there, report = bot.run(inputs)
+            remote, report = bot.run(inputs)
             reasons.append(report.fallback_reason)
-            if not bit_equal(there, bot.run(inputs, Mode.LOCAL)[0]):
+            if not bit_equal(remote, bot.run(inputs, Mode.LOCAL)[0]):
                 wrong.append((seed, frame))
 
     threads = [threading.Thread(target=drive, args=pair) for pair in pairs]
@@ -154,9 +154,9 @@ def test_two_robots_do_not_get_each_others_results(server, robot):
 
 
 @pytest.mark.slow
-def test_one_result_per_call_under_random_faults(keys, robot, own_server):
+def test_one_result_per_call_under_random_faults(keys, robot, killable_server):
     rng = random.Random(7)
-    server: ServerProcess = own_server()
+    server: ServerProcess = killable_server()
     bot = robot(server.address, "net", example=image(), seed=9, patience=TimeoutLimits(cap_s=0.5))
     bot.wait_open(image())
     modes = dict.fromkeys(Mode, 0)
@@ -168,7 +168,7 @@ def test_one_result_per_call_under_random_faults(keys, robot, own_server):
             server.process.wait()
             alive = False
         elif fault < 0.06 and not alive:
-            server, alive = own_server(bind=server.address), True
+            server, alive = killable_server(bind=server.address), True
             if rng.random() < 0.5:  # the other times, frames go on while the robot comes back
                 bot.wait_open(image())
         elif fault < 0.12 and alive:
@@ -184,6 +184,6 @@ def test_one_result_per_call_under_random_faults(keys, robot, own_server):
     assert modes[Mode.SERVER] > 10, modes
     assert modes[Mode.LOCAL] > 10, modes
     if not alive:
-        server = own_server(bind=server.address)
+        server = killable_server(bind=server.address)
     bot.wait_open(image())
     assert bot.run(image())[1].mode is Mode.SERVER

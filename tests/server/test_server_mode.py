@@ -31,13 +31,13 @@ def test_random_networks_are_bit_equal_to_local(server, robot):
         assert "bit-equal" in bot.offloaded.state()["server"]
         for fresh in range(3):
             inputs = image(100 * seed + fresh, 24 + seed, 40)
-            there, report = bot.run(inputs)
-            here, local = bot.run(inputs, Mode.LOCAL)
+            remote, report = bot.run(inputs)
+            local_outputs, local = bot.run(inputs, Mode.LOCAL)
             assert (report.mode, report.fallback_reason) == (Mode.SERVER, "")
             assert local.mode is Mode.LOCAL
-            assert bit_equal(there, here)
+            assert bit_equal(remote, local_outputs)
             with torch.inference_mode():
-                assert bit_equal(there, bot.module(*inputs)), "and to the module called by hand"
+                assert bit_equal(remote, bot.module(*inputs)), "and to the module called by hand"
 
 
 def test_strides_and_alignment_of_the_input_do_not_change_bits(server, robot):
@@ -54,14 +54,14 @@ def test_strides_and_alignment_of_the_input_do_not_change_bits(server, robot):
             assert bit_equal(got, want)
 
 
-def test_every_dtype_nan_and_empty_come_back_as_they_are(server, robot):
+def test_every_dtype_nan_and_empty_is_returned_unchanged(server, robot):
     inputs = [torch.arange(6.0).reshape(2, 3)]
     bot = robot(server.address, "many", example=inputs)
     bot.wait_open(inputs)
-    there, report = bot.run(inputs)
+    remote, report = bot.run(inputs)
     assert report.mode is Mode.SERVER
-    assert bit_equal(there, small_nets.many()(*inputs))
-    there[0].logical_not_()  # as writable as a local result
+    assert bit_equal(remote, small_nets.many()(*inputs))
+    remote[0].logical_not_()  # as writable as a local result
 
 
 def test_outputs_may_be_written_in_local_mode_too(server, robot):
@@ -72,7 +72,7 @@ def test_outputs_may_be_written_in_local_mode_too(server, robot):
     assert given.tolist() == [1.0, 1.0]
 
 
-def test_report_says_what_the_frame_cost(server, robot):
+def test_report_gives_the_cost_of_the_frame(server, robot):
     inputs = image(1, 200, 300)
     bot = robot(server.address, "net", example=inputs, seed=1, codec="raw")
     bot.wait_open(inputs)
@@ -170,7 +170,7 @@ def test_another_torch_on_the_server_is_logged_with_what_to_install_where(server
     assert bot.offloaded.torches() in caplog.messages
 
 
-def test_slowdown_stretches_the_robot_and_says_so(server, robot):
+def test_slowdown_stretches_the_robot_and_is_reported(server, robot):
     plain = robot(server.address, "slow", seconds=0.05)
     slowed = robot(server.address, "slow", seconds=0.05, robot_slowdown=4.0)
     ratio = []
@@ -183,18 +183,18 @@ def test_slowdown_stretches_the_robot_and_says_so(server, robot):
 
 
 @pytest.mark.parametrize("name", ["movenet", "kapao_n"])
-def test_networks_of_people_are_bit_equal(own_server, keys, name):
+def test_networks_of_people_are_bit_equal(killable_server, keys, name):
     try:
         module = registry.build_module(name)
     except EdgeOffloadError as error:
         pytest.skip(f"the weights of {name} are not here: {error}")
-    server = own_server()
+    server = killable_server()
     with Client(server.address, keys=KeyStore(keys), timings=TIMINGS) as client:
         inputs = image(0, 128, 192)
         offloaded = OffloadedModule(name, module, client, example=inputs)
         until(lambda: offloaded.unavailable_reason(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
         for seed in range(3):
-            there, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
-            here, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)
+            remote, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
+            local_outputs, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)
             assert report.mode is Mode.SERVER, report.fallback_reason
-            assert bit_equal(there, here)
+            assert bit_equal(remote, local_outputs)

@@ -39,11 +39,11 @@ def two_robots(tmp_path):
         )
 
         def connect(name):
-            own = KeyStore(tmp_path / name)
-            if own.pair("client") is None:
-                keys.trust_client(name, own.new_pair("client").public)
-                own.trust_server(server.address, public)
-            client = stack.enter_context(Client(server.address, keys=own, timings=TIMINGS))
+            store = KeyStore(tmp_path / name)
+            if store.pair("client") is None:
+                keys.trust_client(name, store.new_pair("client").public)
+                store.trust_server(server.address, public)
+            client = stack.enter_context(Client(server.address, keys=store, timings=TIMINGS))
             client.wait_ready(60.0)
             return client
 
@@ -94,7 +94,7 @@ class Idle:
         self.end_reason = reason
 
 
-class Ask:
+class Request:
     kind = "device.run"
 
     def __init__(self, peer, number, **body):
@@ -107,15 +107,15 @@ def test_devices_are_counted_per_robot_and_those_that_ended_make_room(monkeypatc
     greedy, other = Peer("greedy", "G"), Peer("other", "O")
     try:
         run = devices.handlers["device.run"]
-        run(Ask(greedy, 1))
-        run(Ask(greedy, 2))
+        run(Request(greedy, 1))
+        run(Request(greedy, 2))
         with pytest.raises(Refused, match=r"2 programs of this robot .*; .*--devices-per-robot"):
-            run(Ask(greedy, 3))
-        run(Ask(other, 1))
+            run(Request(greedy, 3))
+        run(Request(other, 1))
         with pytest.raises(Refused, match=r"3 programs have a device.*; .*--max-devices"):
-            run(Ask(other, 2))
-        run(Ask(greedy, 2, crash=True))
-        run(Ask(greedy, 3))
+            run(Request(other, 2))
+        run(Request(greedy, 2, crash=True))
+        run(Request(greedy, 3))
         assert devices.count_sessions() == 3
     finally:
         devices.close()
@@ -132,9 +132,9 @@ def test_how_many_programs_one_robot_may_have_is_an_option(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
-    for words, quotas in (([], (8, 4)), (["--max-devices", "20", "--devices-per-robot", "16"], (20, 16))):
+    for options, quotas in (([], (8, 4)), (["--max-devices", "20", "--devices-per-robot", "16"], (20, 16))):
         with pytest.raises(Made) as made:
-            serve.run(parser.parse_args(words))
+            serve.run(parser.parse_args(options))
         assert made.value.args == quotas
 
 
@@ -172,12 +172,12 @@ class Executor:
         raise LinkLost("no more")
 
 
-def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatch):
+def test_unacknowledged_answers_are_stored_in_bounds(monkeypatch):
     monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
     monkeypatch.setattr(DeviceSession, "_end_session", lambda self, reason: None)
     monkeypatch.setattr("edge_offload.server.services.device.answers.MAX_ANSWER_BYTES", 1 << 20)
     session = DeviceSession(Peer("r", "K"), ExecutorProcess(()), DeviceQuota(), store=None)
-    told = []
+    numbers = []
 
     class Run:
         buffers = ()
@@ -187,7 +187,7 @@ def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatc
             self.body = {"number": number, "answered": 0}
 
         def reply(self, body, buffers=()):
-            told.append(self.body["number"])
+            numbers.append(self.body["number"])
 
     sizes = [400_000, 400_000, 400_000, 5_000_000]
     for number in range(1, len(sizes) + 1):
@@ -197,12 +197,12 @@ def test_answers_that_a_robot_does_not_acknowledge_are_kept_in_bounds(monkeypatc
     session.run_message(Run(2))
     with pytest.raises(ProtocolError, match="message 1 was answered"):
         session.run_message(Run(1))
-    assert told == [1, 2, 3, 3, 2]
+    assert numbers == [1, 2, 3, 3, 2]
     executor = Executor(sizes)
     for _ in range(3):
         executor.receive()
     session._send_answers(executor)
     session.run_message(Run(4))  # the latest, however large
-    assert told[-1] == 4
+    assert numbers[-1] == 4
     with pytest.raises(ProtocolError, match="message 3 was answered"):
         session.run_message(Run(3))

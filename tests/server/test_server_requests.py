@@ -46,7 +46,7 @@ def infer(client, handle, inputs=X, **more):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("no_such_model", "knows no model"),
         ("os:system", "not allowed"),
@@ -57,8 +57,8 @@ def infer(client, handle, inputs=X, **more):
         ("x" * 10_000, "by its name"),
     ],
 )
-def test_only_listed_models_are_built(client, name, words):
-    with pytest.raises((Refused, BadInput), match=words):
+def test_only_listed_models_are_built(client, name, message):
+    with pytest.raises((Refused, BadInput), match=message):
         client.request("open_model", {"name": name}, timeout_s=60).result(60)
 
 
@@ -165,7 +165,7 @@ def test_handles_belong_to_one_connection(server, keys, client):
         infer(client, handle).result(60)
 
 
-def test_full_is_said_at_once(server, client):
+def test_full_is_reported_at_once(server, client):
     handle = open_model(client, "gated")
     server.gate.shut()
     futures = [infer(client, handle) for _ in range(12)]
@@ -181,11 +181,11 @@ def test_full_is_said_at_once(server, client):
 def test_a_request_that_cannot_be_in_time_is_refused_not_computed(server, client):
     handle = open_model(client, "gated")
     server.gate.shut()
-    learnt = infer(client, handle)
+    measured = infer(client, handle)
     server.gate.wait_until_reached()
     time.sleep(0.5)  # what an inference is thought to take from now on
     server.gate.open()
-    learnt.result(60)
+    measured.result(60)
     count = ServerStatus.from_dict(client.request("status", timeout_s=60).result(60).body).inferences
     server.gate.shut()
     first = infer(client, handle)

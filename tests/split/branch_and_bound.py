@@ -65,9 +65,9 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
     if len(located.operators) > MOST_OPERATORS:
         raise BadInput(f"{len(located.operators)} operators are too many to search exhaustively",
                        remedy=f"the limit is {MOST_OPERATORS}; use loss_beam")  # fmt: skip
-    found = Search(space.score_recuts(space.device_only))
+    search = Search(space.score_recuts(space.device_only))
     ranges: Dict[Side, Dict[int, Range]] = {side: {} for side in Side}
-    best = _cost(objective, found.best)
+    best = _cost(objective, search.best)
     cheapest = [0.0]
     needed = located.needed_rows()
     for index in range(len(located.operators)):
@@ -78,10 +78,10 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
     def descend(index: int, need: Dict[Side, Dict[int, Range]], spent: Dict[Side, float]) -> None:
         nonlocal best
         if index < 0:
-            found.simulated += 1
+            search.simulated += 1
             scored = space.score_ranges(dict(ranges[Side.ROBOT]), dict(ranges[Side.SERVER]))
             if _cost(objective, scored) < best - 1e-15:
-                best, found.best = _cost(objective, scored), scored
+                best, search.best = _cost(objective, scored), scored
             return
         robot, server = located.made_rows(index, need[Side.ROBOT]), located.made_rows(index, need[Side.SERVER])
         free = located.operators[index].kind is Locality.FREE
@@ -92,16 +92,16 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
             added = {side: model.operator_s(side, index, rows[1] - rows[0]) for side, rows in zip(Side, pair)}
             now = {side: spent[side] + added[side] for side in Side}
             if prune and _bound(objective, space, now, cheapest[index]) >= best - 1e-15:
-                found.pruned += 1
+                search.pruned += 1
                 continue
-            wanted = {side: dict(need[side]) for side in Side}
+            needs = {side: dict(need[side]) for side in Side}
             for side, rows in zip(Side, pair):
                 ranges[side].pop(index, None)
                 if rows[0] < rows[1]:
                     ranges[side][index] = rows
                     for number, part in located.footprint(index, *rows).items():
-                        wanted[side][number] = unite_rows(wanted[side].get(number, EMPTY), part)
-            descend(index - 1, wanted, now)
+                        needs[side][number] = unite_rows(needs[side].get(number, EMPTY), part)
+            descend(index - 1, needs, now)
             for side in Side:
                 ranges[side].pop(index, None)
 
@@ -110,7 +110,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
         if number not in located.free:
             start[Side.ROBOT][number] = (0, located.count_rows(number))
     descend(len(located.operators) - 1, start, dict.fromkeys(Side, 0.0))
-    return found
+    return search
 
 
 def _bound(objective: Objective, space: Space, spent: Dict[Side, float], rest: float) -> float:

@@ -49,8 +49,8 @@ def wastes_rows(plan: SplitPlan, located: LocalityMap) -> bool:
         for number in located.made_by[index]:  # what a side does not make itself, the other sends
             for side in Side:
                 step = steps[side].get(index)
-                own = set(range(step.low, step.high)) if step else set()
-                lacking = used[side].get(number, set()) - own
+                computed = set(range(step.low, step.high)) if step else set()
+                lacking = used[side].get(number, set()) - computed
                 used[side.other].setdefault(number, set()).update(lacking)
         for side in Side:
             step = steps[side].get(index)

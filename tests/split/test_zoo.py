@@ -13,7 +13,7 @@ from edge_offload.models import zoo
 from edge_offload.split.model.check import check_plan
 from edge_offload.split.model.locality import analyse_locality, axis_choices
 from edge_offload.split.model.reference import shared_values
-from edge_offload_research.split.model.exactness import as_double, error, random_split
+from edge_offload_research.split.model.exactness import as_double, random_split, relative_error
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.split_plans import random_plan, unsplit
 
@@ -39,7 +39,7 @@ def check_network(name: str, plans: int) -> None:
     double = as_double(single)
     truth = unsplit(double, [x.double()])
     assert float(truth[0].std()) > 1e-2, "an output without variation hides errors"
-    plain = error(unsplit(single, [x]), truth)
+    plain = relative_error(unsplit(single, [x]), truth)
     identity = {id(program): sequence_hash(program.sequence) for program in (single, double)}
     for choice in axis_choices(single.sequence)[:2]:
         for program, bound in ((double, 1e-12), (single, 1.5 * plain + 1e-6)):
@@ -53,7 +53,7 @@ def check_network(name: str, plans: int) -> None:
                 plan = check_plan(make(located, random.Random(seed)), located, identity[id(program)])
                 given = x.double() if program is double else x
                 got = run_plan(plan, located, program.constants, [given], shared)
-                assert error(got, truth) <= bound, f"{name} along {choice}, seed {seed}"
+                assert relative_error(got, truth) <= bound, f"{name} along {choice}, seed {seed}"
 
 
 def test_mobilenet_v3_large() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_offload.errors import BadInput
 from edge_offload.models.people import People
 from edge_offload.perception.assignment import iou_matrix
-from edge_offload_benchmarks.experiments.people import LABELS, blobs, read_labels
+from edge_offload_benchmarks.experiments.people import LABELS, extract_blobs, read_labels
 from edge_offload_benchmarks.people_tracking import read_identities, tracking_figures
 from edge_offload_training import evaluation
 from edge_offload_training.evaluation import Matched, Truth, at_threshold, average_precision, best_threshold
@@ -29,16 +29,16 @@ def truth(*boxes, partial=()):
     return Truth(np.array(boxes, float).reshape(-1, 4), mask, np.zeros((len(boxes), 17, 3)))
 
 
-def match(found, labels, threshold=0.5, kind="bbox"):
+def match(people_found, labels, threshold=0.5, kind="bbox"):
     """The only frame of a match."""
-    (matched,) = evaluation.match([found], [labels], threshold, kind)
+    (matched,) = evaluation.match([people_found], [labels], threshold, kind)
     return matched
 
 
 A, B, C = [0, 0, 10, 20], [30, 0, 40, 20], [60, 0, 70, 20]
 
 
-def test_a_person_is_found_once_and_the_second_find_is_false():
+def test_a_person_is_matched_once_and_the_second_detection_is_false():
     matched = match(people(A, A, B), truth(A, B, C))
     assert matched.right.tolist() == [True, False, True]
     assert matched.labelled == 3
@@ -54,7 +54,7 @@ def test_hidden_people_are_neither_missed_nor_false_and_take_no_find_from_others
     assert matched.right.tolist() == [True], "the one who must be found comes first"
 
 
-def test_nobody_found_and_nobody_there():
+def test_empty_detections_match_an_empty_truth():
     assert at_threshold([match(People.empty(), truth(A))], 0.5) == (0.0, 0.0, 0.0)
     assert match(people(A), truth()).right.tolist() == [False]
     assert average_precision([match(People.empty(), truth())]) == 0.0
@@ -107,9 +107,9 @@ def test_dropping_weak_finds_first_or_later_is_the_same(data):
     chosen = data.draw(st.lists(st.sampled_from(boxes), min_size=1, max_size=6))
     scores = sorted(data.draw(st.lists(st.floats(0.1, 1), min_size=len(chosen), max_size=len(chosen))), reverse=True)
     cut = data.draw(st.floats(0.1, 1))
-    found, labels = people(*chosen, scores=scores), truth(A, B, C, partial=(2,))
-    late = at_threshold([match(found, labels)], cut)
-    early = at_threshold([match(found.select(found.scores >= np.float32(cut)), labels)], 0.0)
+    finds, labels = people(*chosen, scores=scores), truth(A, B, C, partial=(2,))
+    late = at_threshold([match(finds, labels)], cut)
+    early = at_threshold([match(finds.select(finds.scores >= np.float32(cut)), labels)], 0.0)
     assert late == pytest.approx(early) or any(abs(s - cut) < 1e-6 for s in scores)
 
 
@@ -121,11 +121,11 @@ def test_keypoint_similarity_is_cocos_formula():
     moved = np.zeros((1, 17, 3))
     moved[0, :3, 0] = [0, 3, 6]
     moved[0, 3:, 0] = 1000  # not labelled: means nothing
-    found = People([[0, 0, 40, 100]], [1.0], moved)
+    finds = People([[0, 0, 40, 100]], [1.0], moved)
     k = 2 * np.array([0.026, 0.025, 0.025])
     expected = np.mean(np.exp(-np.array([0, 9, 36]) / (2 * 0.53 * 4000 * k**2)))
-    assert match(found, labels, expected - 1e-6, "keypoints").right.tolist() == [True]
-    assert match(found, labels, expected + 1e-6, "keypoints").right.tolist() == [False]
+    assert match(finds, labels, expected - 1e-6, "keypoints").right.tolist() == [True]
+    assert match(finds, labels, expected + 1e-6, "keypoints").right.tolist() == [False]
 
 
 def test_people_without_labelled_keypoints_are_dont_cares_for_keypoints():
@@ -140,7 +140,7 @@ def test_intervals_hold_the_value_and_shrink_with_more_data():
     sample = [Matched(np.full(8, 0.5), random.random(8) < 0.8, 8) for _ in range(200)]
     widths = []
     for count in (20, 200):
-        intervals = evaluation.intervals(sample[:count], 0.1, 10)
+        intervals = evaluation.bootstrap_intervals(sample[:count], 0.1, 10)
         assert len(intervals) == 3
         for (low, high), value in zip(intervals, at_threshold(sample[:count], 0.1)):
             assert low < value < high
@@ -148,7 +148,7 @@ def test_intervals_hold_the_value_and_shrink_with_more_data():
     assert widths[1] < widths[0]
 
 
-def test_the_labels_that_come_along_are_sound():
+def test_the_shipped_labels_are_sound():
     labels = read_labels(LABELS)
     assert len(labels) >= 40
     assert all(601 <= number < 795 for number in labels)
@@ -175,11 +175,11 @@ def test_blobs_become_boxes():
     mask[20:60, 30:45] = 1
     mask[40, 30:45] = 0  # a hole that is closed
     mask[80, 80] = 1  # a speck
-    found = blobs(mask)
-    assert found.boxes.tolist() == [[30, 20, 45, 60]]
+    people = extract_blobs(mask)
+    assert people.boxes.tolist() == [[30, 20, 45, 60]]
 
 
-def test_the_hand_labels_say_who_is_who_and_nobody_jumps():
+def test_the_hand_labels_name_identities_and_none_jumps():
     identities, truths = read_identities(LABELS), read_labels(LABELS)
     assert identities.keys() == truths.keys()
     last = {}
@@ -193,19 +193,19 @@ def test_the_hand_labels_say_who_is_who_and_nobody_jumps():
     assert len(last) == 10
 
 
-def test_following_is_scored_on_the_frames_whose_people_are_known():
+def test_following_is_scored_on_labelled_frames():
     boxes = {number: [100 + 4 * number, 50, 130 + 4 * number, 130] for number in range(30)}
     labelled = (0, 10, 20, 29)
     truths = {number: truth(boxes[number], [400, 60, 420, 110], partial=(1,)) for number in labelled}
     identities = {number: [7, 8] for number in labelled}
-    found = [people(boxes[number], [400, 60, 420, 110]) for number in boxes]
-    figures = tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)
+    finds = [people(boxes[number], [400, 60, 420, 110]) for number in boxes]
+    figures = tracking_figures(finds, list(boxes), truths, identities, 0.5, 10.0)
     assert (figures["people"], figures["identities"], figures["frames"]) == (4, 2, 4)
     assert (figures["mota"], figures["switches"], figures["false_positives"]) == (1.0, 0, 0), "hidden ones do not count"
-    found[15] = people(boxes[15], scores=[0.4])
-    assert tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)["mota"] == 1.0
-    found[10] = people([300, 300, 330, 380])
-    worse = tracking_figures(found, list(boxes), truths, identities, 0.5, 10.0)
+    finds[15] = people(boxes[15], scores=[0.4])
+    assert tracking_figures(finds, list(boxes), truths, identities, 0.5, 10.0)["mota"] == 1.0
+    finds[10] = people([300, 300, 330, 380])
+    worse = tracking_figures(finds, list(boxes), truths, identities, 0.5, 10.0)
     assert (worse["misses"], worse["fragmentations"], worse["switches"]) == (1, 1, 0)
 
 

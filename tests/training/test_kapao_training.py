@@ -59,18 +59,20 @@ def test_perfect_answers_cost_nothing(labelled):
     """Write the exact answer into every cell that the assignment names; box and keypoint losses must vanish."""
     targets = target_rows([labelled], max(CANVAS), 0.05).double()
     # a cell answers for one object: keep the first target of each cell, as a real map could not satisfy two
-    levels, kept = [], []
+    levels, retained = [], []
     for stride in STRIDES:
         levels.append(torch.zeros(1, 3, CANVAS[0] // stride, CANVAS[1] // stride, 5 + 1 + K + 2 * K).double())
     for target in targets:
         trial = target[None]
         cells = []
         for index, (anchors, stride) in enumerate(zip(ANCHORS, STRIDES)):
-            found = match(trial, anchors, stride, tuple(levels[index].shape[2:4]), 4.0)
-            cells += [(index, *cell) for cell in zip(*(t.tolist() for t in (found.anchor, found.row, found.column)))]
+            matches = match(trial, anchors, stride, tuple(levels[index].shape[2:4]), 4.0)
+            cells += [
+                (index, *cell) for cell in zip(*(t.tolist() for t in (matches.anchor, matches.row, matches.column)))
+            ]
         if any(levels[i][0, a, r, c].abs().sum() > 0 for i, a, r, c in cells):
             continue
-        kept.append(target)
+        retained.append(target)
         for index, anchor_index, row, column in cells:
             stride, anchor = STRIDES[index], ANCHORS[index][anchor_index].double()
             cell = torch.tensor([column, row], dtype=torch.float64)
@@ -81,13 +83,13 @@ def test_perfect_answers_cost_nothing(labelled):
             answer[5 + int(target[1])] = 30
             points = target[6:].reshape(K, 3)[:, :2] / stride - cell
             answer[6 + K :] = logit((points / (anchor / stride) + 2) / 4).flatten()
-    _, parts = loss(levels, torch.stack(kept), [a.double() for a in ANCHORS], STRIDES, Weights())
+    _, parts = loss(levels, torch.stack(retained), [a.double() for a in ANCHORS], STRIDES, Weights())
     assert parts["box"] < 1e-3
     assert parts["cls"] < 1e-6
     # keypoints beyond the reach of an anchor (2 anchors from the cell) cannot be expressed: the sigmoid saturates
     reachable = all(
         bool(((t[6:].reshape(K, 3)[:, :2] - t[2:4]).abs() < 1.4 * torch.tensor([19.0, 27.0])).all())
-        for t in kept
+        for t in retained
         if t[1] == 0
     )
     if reachable:
@@ -137,7 +139,7 @@ def test_augmented_labels_stay_on_what_they_label(seed, x, y):
             assert patch.max() > 120, "the label does not lie on the dot that it labels"
 
 
-def test_flip_swaps_left_and_right_keypoints():
+def test_flip_swaps_keypoints_of_the_two_sides():
     names = ["left" if index % 2 else "right" for index in range(1, K)]
     assert all(names[a - 1] != names[b - 1] for a, b in enumerate(augment.FLIPPED) if a)
     assert (augment.FLIPPED[augment.FLIPPED] == np.arange(K)).all()
@@ -167,7 +169,7 @@ def test_bad_labels_name_the_file(tmp_path):
         load_coco(tmp_path / "labels.json", tmp_path, 128)
 
 
-def test_anchors_are_kept_where_they_fit_and_fitted_where_they_do_not():
+def test_fitting_anchors_are_retained_and_others_refitted():
     defaults = [[19, 27, 44, 40, 38, 94], [96, 68, 86, 152, 180, 137]]
     assert fit_anchors(np.array([[20.0, 30], [90, 140]]), defaults, 4.0) == defaults
     tiny = np.random.default_rng(0).uniform(2.5, 4, (200, 2))
@@ -224,16 +226,16 @@ def curve(folder):
 def test_resumes_after_kill_with_the_same_curve(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run([sys.executable, str(program), str(whole), "0"], check=True, stdout=subprocess.DEVNULL)
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([sys.executable, str(program), str(uninterrupted), "0"], check=True, stdout=subprocess.DEVNULL)
     victim = subprocess.Popen([sys.executable, str(program), str(killed), "60"], stdout=subprocess.PIPE, text=True)
     assert victim.stdout.readline().strip() == "1"
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
     subprocess.run([sys.executable, str(program), str(killed), "0"], check=True, stdout=subprocess.DEVNULL)
-    assert curve(killed) == curve(whole)
-    assert len(curve(whole)) == 6
-    assert float(curve(whole)[-1][1]) < float(curve(whole)[0][1])
+    assert curve(killed) == curve(uninterrupted)
+    assert len(curve(uninterrupted)) == 6
+    assert float(curve(uninterrupted)[-1][1]) < float(curve(uninterrupted)[0][1])
 
 
 class Tiny(nn.Module):
@@ -286,21 +288,21 @@ def test_deadline_ends_between_epochs(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(people())
-def test_what_training_asks_for_is_what_the_read_out_reads(labelled):
+def test_targets_of_training_match_the_read_out(labelled):
     """Perfect answers in the cells that training names are decoded to the labelled people: the two sides agree."""
     shape = (256, 256)
     targets = target_rows([labelled], 256, 0.05)
     anchors = list(torch.tensor(DEFAULT_ANCHORS, dtype=torch.float32).view(4, 3, 2))
     maps = [torch.full((1, 3, 57, shape[0] // s, shape[1] // s), -30.0) for s in LEVEL_STRIDES]
-    asked = set()
+    numbers = set()
     for number, target in enumerate(targets[targets[:, 1] == 0]):
         for level, (sizes, stride) in enumerate(zip(anchors, LEVEL_STRIDES)):
-            found = match(target[None], sizes, stride, tuple(maps[level].shape[3:]), 4.0)
-            for a, row, column in zip(found.anchor.tolist(), found.row.tolist(), found.column.tolist()):
+            matches = match(target[None], sizes, stride, tuple(maps[level].shape[3:]), 4.0)
+            for a, row, column in zip(matches.anchor.tolist(), matches.row.tolist(), matches.column.tolist()):
                 answer = maps[level][0, a, :, row, column]
                 if answer[4] > 0:
                     continue  # taken by another person
-                asked.add(number)
+                numbers.add(number)
                 cell = torch.tensor([column, row], dtype=torch.float64)
                 answer[:2] = logit((target[2:4].double() / stride - cell + 0.5) / 2)
                 answer[2:4] = logit((target[4:6].double() / sizes[a].double()).sqrt() / 2)
@@ -310,10 +312,10 @@ def test_what_training_asks_for_is_what_the_read_out_reads(labelled):
     limits = dataclasses.replace(PRESETS["video"], iou=0.999)
     persons, _ = KapaoReadout(torch.stack(anchors), limits)(*[m.flatten(1, 2) for m in maps])
     boxes, keypoints = labelled
-    for number in asked:
+    for number in numbers:
         near = (persons[:, :4] - torch.from_numpy(boxes[number])).abs().amax(1) < 0.05
         assert bool(near.any()), "no cell decodes to the labelled box"
-        wanted = torch.from_numpy(keypoints[number, :, :2])
-        off = (persons[near][:, 5:].unflatten(1, (K, 2)) - wanted).abs().amax((1, 2))
+        expected = torch.from_numpy(keypoints[number, :, :2])
+        off = (persons[near][:, 5:].unflatten(1, (K, 2)) - expected).abs().amax((1, 2))
         # an anchor reaches keypoints up to twice its size away; the largest that answers reaches all of a person
         assert float(off.min()) < 0.1

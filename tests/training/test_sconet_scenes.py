@@ -61,7 +61,7 @@ def test_ranges_on_flat_ground_and_on_a_wall_are_the_true_ones():
     np.testing.assert_allclose(points[labels == BUILDING, 0], 10.0, atol=1e-3)
 
 
-def test_noise_dropouts_and_leaves_do_what_they_say():
+def test_noise_dropouts_and_leaves_act_as_described():
     wall = make_box(10.15, 0.0, -2.0, (0.3, 200.0, 8.0), 0.0, BUILDING)
     noisy = Lidar(rings=32, columns=720, noise=0.05, dropout=0.3, dropout_far=0.3)
     exact, _ = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)
@@ -72,23 +72,23 @@ def test_noise_dropouts_and_leaves_do_what_they_say():
     assert straight.std() == pytest.approx(0.05, rel=0.2)
     leaves = Solid(0, (5.0, 0.0, 0.0), (0.5, 4.0, 3.0), 0.0, VALUE["vegetation"], porosity=0.4)
     _, labels = simulate_sweep(World(Ground(ROAD), (leaves, wall)), SensorPose(), EXACT, 0)
-    alone = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)[1]
+    labels_of_wall = simulate_sweep(World(Ground(ROAD), (wall,)), SensorPose(), EXACT, 0)[1]
     assert (labels == VALUE["vegetation"]).sum() > 200
-    assert (labels == BUILDING).sum() > 0.8 * (alone == BUILDING).sum() - 1500
+    assert (labels == BUILDING).sum() > 0.8 * (labels_of_wall == BUILDING).sum() - 1500
 
 
-@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("validation", [False, True])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_a_sweep_hits_is_full_in_the_truth(seed, held_out):
-    made = make_pair(seed, held_out)
-    known = made.labels != IGNORED
-    hit = (made.occupancy > 0) & known
+def test_what_a_sweep_hits_is_full_in_the_truth(seed, validation):
+    made = make_pair(seed, validation)
+    labelled = made.labels != IGNORED
+    hit = (made.occupancy > 0) & labelled
     assert hit.sum() > 300
     assert (made.labels[hit] > 0).all()
-    assert (made.labels[known] > 0).sum() > 3 * hit.sum(), "one sweep sees the lesser part of a scene"
+    assert (made.labels[labelled] > 0).sum() > 3 * hit.sum(), "one sweep sees the lesser part of a scene"
 
 
-def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
+def test_truth_has_a_complete_car_though_the_sensor_sees_one_side():
     world = World(Ground(ROAD), (make_box(8.0, 0.0, 0.0, (4.0, 1.8, 1.5), 0.3, CAR),))
     grid = grid_around(EXACT.height)
     labels = truth.true_labels(world, SensorPose(), EXACT, grid)
@@ -101,7 +101,7 @@ def test_truth_holds_a_car_whole_though_the_sensor_sees_one_side():
     assert (labels[seen > 0] == CAR).mean() > 0.8
 
 
-def test_the_inside_of_a_house_and_what_is_behind_a_rooms_walls_cannot_be_known():
+def test_the_inside_of_a_house_and_space_behind_walls_is_unlabelled():
     house = Solid(0, (12.0, 0.0, 2.0), (4.0, 4.0, 3.0), 0.0, BUILDING, shell=0.5)
     grid = grid_around(EXACT.height)
     labels = truth.true_labels(World(Ground(ROAD), (house,)), SensorPose(), EXACT, grid)
@@ -119,23 +119,23 @@ def test_equal_seeds_make_equal_scenes_and_others_differ():
     np.testing.assert_array_equal(one.labels, same.labels)
     np.testing.assert_array_equal(one.points, same.points)
     assert one.points.shape != other.points.shape or (one.points != other.points).any()
-    held = make_pair(4, held_out=True)
-    assert held.labels.shape == one.labels.shape
-    assert (held.labels != one.labels).any()
+    validation = make_pair(4, validation=True)
+    assert validation.labels.shape == one.labels.shape
+    assert (validation.labels != one.labels).any()
 
 
 def test_a_street_is_the_same_wherever_one_stands_on_it():
     street = Street(7)
-    here, there = street.world_around(0.0), street.world_around(40.0)
-    common = set(here.solids) & set(there.solids)
-    assert len(common) > 0.3 * len(here.solids)
+    near, far = street.world_around(0.0), street.world_around(40.0)
+    common = set(near.solids) & set(far.solids)
+    assert len(common) > 0.3 * len(near.solids)
 
 
-def test_held_out_kinds_and_sizes_never_occur_in_training():
+def test_validation_kinds_and_sizes_never_occur_in_training():
     random = np.random.default_rng(0)
     trained = [scale_of(False, random) for _ in range(500)]
-    held = [scale_of(True, random) for _ in range(500)]
-    assert not any(min(trained) <= value <= max(trained) for value in held)
+    validation = [scale_of(True, random) for _ in range(500)]
+    assert not any(min(trained) <= value <= max(trained) for value in validation)
     for role, kinds in HELD_OUT.items():
         assert set(kinds) - set(TRAINING[role]), f"no {role} is held out"
         for maker in {*kinds, *TRAINING[role]}:
@@ -153,12 +153,12 @@ def test_someone_who_walks_is_elsewhere_later():
     assert spot.make_post("pole", 0.1, 2.0).raised_by(1.0).centre[2] == 2.0
 
 
-def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from_further_on_is_not():
+def test_voxels_that_no_pose_sees_are_unlabelled_and_those_seen_later_labelled():
     wall = make_box(14.0, 8.0, 0.0, (24.0, 0.4, 4.0), 0.0, BUILDING)
     hidden = make_box(14.0, 12.0, 0.0, (1.0, 1.0, 1.5), 0.0, CAR)
     world = World(Ground(ROAD), (wall, hidden, make_box(6.0, 0.0, 0.0, (0.4, 6.0, 4.0), 0.0, BUILDING)))
     pose, grid = SensorPose(), grid_around(EXACT.height)
-    here = visibility.visible_voxels(world, (pose,), pose, EXACT, grid)
+    visible = visibility.visible_voxels(world, (pose,), pose, EXACT, grid)
     drive = visibility.along_the_street(pose, grid)
     assert len(drive) == 5
     path = visibility.visible_voxels(world, drive, pose, EXACT, grid)
@@ -167,13 +167,13 @@ def test_what_no_sensor_on_the_path_could_see_is_left_out_and_what_one_sees_from
         return bool(seen[tuple(grid.voxel_indices(np.array([[x, y, z - EXACT.height]]))[0][0])])
 
     behind_the_near_wall = (9.0, 0.0, 1.0)
-    assert not at(here, *behind_the_near_wall)
+    assert not at(visible, *behind_the_near_wall)
     assert at(path, *behind_the_near_wall)
-    assert at(here, 3.0, 0.0, 0.05), "the ground in sight"
+    assert at(visible, 3.0, 0.0, 0.05), "the ground in sight"
     assert at(path, 14.0, 7.9, 2.0), "the face of a wall"
     assert not at(path, 14.0, 10.2, 0.5), "behind a wall that is passed at a distance"
     assert not at(path, 14.0, 12.0, 0.8), "inside of a car"
-    assert (path | ~here).all(), "more poses see no less"
+    assert (path | ~visible).all(), "more poses see no less"
 
 
 def test_a_pair_leaves_out_what_cannot_be_seen_but_nothing_that_was_hit():

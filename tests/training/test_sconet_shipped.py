@@ -16,7 +16,7 @@ MIDDLE = slice(80, 176)
 """The part about the sensor, for time's sake; the card's figures are of the whole extent."""
 
 
-def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):
+def test_the_weights_are_small_and_declared_as_of_synthetic_scenes(capsys):
     assert SHIPPED.stat().st_size <= 2e6
     completer = SceneCompleter()
     assert completer.trained
@@ -24,8 +24,8 @@ def test_the_weights_are_small_and_said_to_be_of_synthetic_scenes(capsys):
     assert "procedural scenes only" in capsys.readouterr().out
 
 
-def test_they_complete_a_held_out_scene_better_than_no_network_does():
-    made = make_pair(SCENE, held_out=True)
+def test_they_complete_a_validation_scene_better_than_no_network_does():
+    made = make_pair(SCENE, validation=True)
     occupancy, labels = made.occupancy[MIDDLE, MIDDLE].copy(), made.labels[MIDDLE, MIDDLE]
     scores = {}
     for name, method in {**BASELINES, "sconet": method_of(SceneCompleter().module)}.items():

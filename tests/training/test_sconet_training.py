@@ -42,17 +42,17 @@ def trainer(folder: pathlib.Path, steps: int = 6, **settings) -> Trainer:
 
 
 def test_training_goes_on_where_it_stopped_and_gives_the_same_weights_and_curve(tmp_path):
-    whole = trainer(tmp_path / "whole")
-    assert whole.run(lambda row: None)
+    uninterrupted = trainer(tmp_path / "whole")
+    assert uninterrupted.run(lambda row: None)
     first = trainer(tmp_path / "parts")
     assert not first.run(lambda row: None, deadline_s=0.0)
     assert first.step == 2
     second = trainer(tmp_path / "parts")
     assert second.step == 2
     assert second.run(lambda row: None)
-    for name, tensor in whole.network.state_dict().items():
+    for name, tensor in uninterrupted.network.state_dict().items():
         assert torch.equal(tensor, second.network.state_dict()[name]), name
-        assert torch.equal(whole.average[name], second.average[name]), name
+        assert torch.equal(uninterrupted.average[name], second.average[name]), name
 
     def curve(folder):
         return [line.rsplit(",", 1)[0] for line in (folder / "log.csv").read_text().splitlines()]
@@ -125,11 +125,11 @@ def test_a_crop_shows_labels_where_the_sweep_is():
     crops = Crops(marked, CropConfig(batch=2, crop=32, window=16, ring=3), seed=3)
     for step in range(12):
         batch = crops.batch(step)
-        seen = batch.windows(batch.occupancy[:, None])[:, 0]
-        known = batch.labels != IGNORED
-        assert known.float().mean() > 0.3
-        assert torch.equal(seen[known].long(), batch.labels[known] % 2)
-        assert not known[:, :3].any()
+        seen = batch.cut_windows(batch.occupancy[:, None])[:, 0]
+        labelled = batch.labels != IGNORED
+        assert labelled.float().mean() > 0.3
+        assert torch.equal(seen[labelled].long(), batch.labels[labelled] % 2)
+        assert not labelled[:, :3].any()
 
 
 def test_crops_of_a_fixed_set_show_every_scene_in_every_turn():
@@ -145,7 +145,7 @@ def test_crops_of_a_fixed_set_show_every_scene_in_every_turn():
     assert set(seen[:5]) == set(range(5))
 
 
-def test_the_loss_ignores_what_cannot_be_known_and_falls_with_better_answers():
+def test_the_loss_ignores_unlabelled_voxels_and_falls_with_better_answers():
     labels = torch.randint(0, 20, (1, 8, 8, 8))
     labels[:, :4] = IGNORED
     logits = torch.randn(1, 20, 8, 8, 8)
@@ -158,7 +158,7 @@ def test_the_loss_ignores_what_cannot_be_known_and_falls_with_better_answers():
 
 
 @pytest.mark.process
-def test_own_scenes_are_read_from_npz_and_from_semantic_kitti(tmp_path):
+def test_custom_scenes_are_read_from_npz_and_from_semantic_kitti(tmp_path):
     occupancy, labels = scene(0)
     np.savez_compressed(tmp_path / "a.npz", occupancy=occupancy, labels=labels)
     source, count = folder_source(tmp_path)
@@ -184,7 +184,7 @@ def test_own_scenes_are_read_from_npz_and_from_semantic_kitti(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["truncate", "label", "pickle", "none"])
-def test_own_scenes_that_cannot_be_used_are_named(tmp_path, spoil):
+def test_unusable_custom_scenes_are_named(tmp_path, spoil):
     occupancy, labels = scene(0)
     if spoil == "label":
         labels[0, 0, 0] = len(LABELS)
@@ -198,27 +198,27 @@ def test_own_scenes_that_cannot_be_used_are_named(tmp_path, spoil):
         folder_source(tmp_path)[0](0)
 
 
-def test_evaluation_scores_each_run_on_scenes_of_its_own(monkeypatch):
+def test_evaluation_scores_each_run_on_separate_scenes(monkeypatch):
     seen = []
 
     class Made:
         def __init__(self, number):
             self.occupancy, self.labels = scene(number)
 
-    def made(number, held_out):
-        seen.append((number, held_out))
+    def made(number, validation):
+        seen.append((number, validation))
         return Made(number)
 
     monkeypatch.setattr("edge_offload_training.sconet.evaluation.make_pair", made)
-    found = evaluate(SCONet().eval(), scenes=2, runs=2)
+    record = evaluate(SCONet().eval(), scenes=2, runs=2)
     assert len(set(seen)) == 4
-    assert all(held_out for _, held_out in seen)
-    nothing = found["methods"]["no completion"]
+    assert all(for_validation for _, for_validation in seen)
+    nothing = record["methods"]["no completion"]
     assert nothing["mean"]["precision"] == 1.0
     assert nothing["mean"]["completion_iou"] == pytest.approx(1 / 3, abs=0.03)
-    assert found["methods"]["column fill"]["mean"]["completion_iou"] == pytest.approx(1.0)
-    own = [row["completion_iou"] for row in found["methods"]["sconet"]["runs"]]
-    assert found["margin"]["completion_iou"] == pytest.approx([value - 1.0 for value in own])
+    assert record["methods"]["column fill"]["mean"]["completion_iou"] == pytest.approx(1.0)
+    ious = [row["completion_iou"] for row in record["methods"]["sconet"]["runs"]]
+    assert record["margin"]["completion_iou"] == pytest.approx([value - 1.0 for value in ious])
 
 
 def test_calibration_finds_the_offset_at_which_scenes_overlap_best():

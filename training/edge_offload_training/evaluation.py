@@ -64,26 +64,26 @@ class Matched:
 class _Evaluation(COCOeval):  # type: ignore[misc]
     """pycocotools' evaluation of frames that are given as arrays, with don't-cares of its own."""
 
-    def __init__(self, kind: str, found: Sequence[People], truths: Sequence[Truth], threshold: float) -> None:
+    def __init__(self, kind: str, people: Sequence[People], truths: Sequence[Truth], threshold: float) -> None:
         super().__init__(iouType=kind)
         params = self.params
-        params.imgIds, params.catIds = list(range(len(found))), [0]
+        params.imgIds, params.catIds = list(range(len(people))), [0]
         params.iouThrs, params.maxDets, params.areaRng = np.array([threshold]), [1 << 30], [[0.0, np.inf]]
-        self._frames = list(zip(found, truths))
+        self._frames = list(zip(people, truths))
 
     def _prepare(self) -> None:
         """Fill what ``evaluate`` reads. For keypoints, people without labelled ones are don't-cares, too."""
         self._gts, self._dts = defaultdict(list), defaultdict(list)
         for number, (people, truth) in enumerate(self._frames):
             unlabelled = (truth.keypoints[..., 2] <= 0).all(axis=1) & (self.params.iouType == "keypoints")
-            self._gts[number, 0] = _objects(truth.boxes, truth.keypoints, "ignore", truth.partial | unlabelled)
-            self._dts[number, 0] = _objects(people.boxes, people.keypoints, "score", people.scores)
+            self._gts[number, 0] = _coco_objects(truth.boxes, truth.keypoints, "ignore", truth.partial | unlabelled)
+            self._dts[number, 0] = _coco_objects(people.boxes, people.keypoints, "score", people.scores)
 
-    def matched(self) -> List[Matched]:
+    def match_frames(self) -> List[Matched]:
         """Match every frame."""
         with contextlib.redirect_stdout(io.StringIO()):
             self.evaluate()
-        return [_matched(image) for image in self.evalImgs]
+        return [_match_image(image) for image in self.evalImgs]
 
     def average_precision(self, frames: Sequence[Matched]) -> float:
         """Area under precision over recall of frames that are matched; -1 where nobody had to be found."""
@@ -103,7 +103,7 @@ class _Evaluation(COCOeval):  # type: ignore[misc]
         return float(self.eval["precision"].mean())
 
 
-def _objects(boxes: Array, keypoints: Array, kind: str, values: Array) -> List[Dict[str, Any]]:
+def _coco_objects(boxes: Array, keypoints: Array, kind: str, values: Array) -> List[Dict[str, Any]]:
     """Boxes x1 y1 x2 y2 and keypoints as COCO's objects, each with its value under the name ``kind``.
 
     They are numbered from 1: 0 means nobody.
@@ -123,7 +123,7 @@ def _objects(boxes: Array, keypoints: Array, kind: str, values: Array) -> List[D
     ]
 
 
-def _matched(image: Any) -> Matched:
+def _match_image(image: Any) -> Matched:
     if image is None:  # nobody there, nobody found
         return Matched(np.zeros(0), np.zeros(0, dtype=bool), 0)
     counts = ~image["dtIgnore"][0].astype(bool)
@@ -132,10 +132,10 @@ def _matched(image: Any) -> Matched:
 
 
 def match(
-    found: Sequence[People], truths: Sequence[Truth], threshold: float = 0.5, kind: str = "bbox"
+    people: Sequence[People], truths: Sequence[Truth], threshold: float = 0.5, kind: str = "bbox"
 ) -> List[Matched]:
     """Match every frame's finds with its labels, by resemblance of a kind and of at least ``threshold``."""
-    return _Evaluation(kind, found, truths, threshold).matched()
+    return _Evaluation(kind, people, truths, threshold).match_frames()
 
 
 def average_precision(frames: Sequence[Matched]) -> float:
@@ -145,10 +145,10 @@ def average_precision(frames: Sequence[Matched]) -> float:
 
 def at_threshold(frames: Sequence[Matched], score: float) -> Tuple[float, float, float]:
     """Recall, precision and F1 of the finds whose score reaches ``score`` (dropping weaker ones changes no match)."""
-    return _rates(_counts(frames, score).sum(0))
+    return _rates_of(_count_finds(frames, score).sum(0))
 
 
-def _counts(frames: Sequence[Matched], score: float) -> Array:
+def _count_finds(frames: Sequence[Matched], score: float) -> Array:
     """Per frame: right finds, finds, labelled people; int [frames, 3]."""
     rows = [
         (int(frame.right[frame.scores >= score].sum()), int((frame.scores >= score).sum()), frame.labelled)
@@ -157,9 +157,9 @@ def _counts(frames: Sequence[Matched], score: float) -> Array:
     return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
-def _rates(totals: Array) -> Tuple[float, float, float]:
-    right, found, labelled = (int(value) for value in totals)
-    return right / max(1, labelled), right / max(1, found), 2 * right / max(1, labelled + found)
+def _rates_of(totals: Array) -> Tuple[float, float, float]:
+    right, reported, labelled = (int(value) for value in totals)
+    return right / max(1, labelled), right / max(1, reported), 2 * right / max(1, labelled + reported)
 
 
 def best_threshold(frames: Sequence[Matched]) -> float:
@@ -170,13 +170,15 @@ def best_threshold(frames: Sequence[Matched]) -> float:
     return float(best[len(best) // 2])
 
 
-def intervals(frames: Sequence[Matched], score: float, blocks: int, draws: int = 1000) -> List[Tuple[float, float]]:
+def bootstrap_intervals(
+    frames: Sequence[Matched], score: float, blocks: int, draws: int = 1000
+) -> List[Tuple[float, float]]:
     """95 % intervals of recall, precision and F1 by bootstrap over ``blocks`` runs of consecutive frames.
 
     Neighbouring frames show the same people in nearly the same places; drawing whole runs keeps that in the interval.
     """
-    runs = np.array([part.sum(0) for part in np.array_split(_counts(frames, score), blocks) if len(part)])
-    values = np.array([_rates(runs[chosen].sum(0)) for chosen in _draws(len(runs), draws)])
+    runs = np.array([part.sum(0) for part in np.array_split(_count_finds(frames, score), blocks) if len(part)])
+    values = np.array([_rates_of(runs[chosen].sum(0)) for chosen in _draw_runs(len(runs), draws)])
     return [(float(low), float(high)) for low, high in np.percentile(values, [2.5, 97.5], axis=0).T]
 
 
@@ -185,31 +187,31 @@ def precision_interval(frames: Sequence[Matched], blocks: int, draws: int = 200)
     runs = [part for part in np.array_split(np.arange(len(frames)), blocks) if len(part)]
     values = [
         average_precision([frames[index] for run in chosen for index in runs[run]])
-        for chosen in _draws(len(runs), draws)
+        for chosen in _draw_runs(len(runs), draws)
     ]
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
 
 
-def _draws(runs: int, draws: int) -> Array:
+def _draw_runs(runs: int, draws: int) -> Array:
     return np.random.default_rng(0).integers(0, runs, (draws, runs))
 
 
 def figures(
-    found: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool
+    people: Sequence[People], truths: Sequence[Truth], score: float, blocks: int, with_keypoints: bool
 ) -> Dict[str, object]:
-    """Everything about one finder on one set of labels, with 95 % intervals as ``[low, high]``.
+    """Return all figures of one finder on one set of labels, with 95 % intervals as ``[low, high]``.
 
     Args:
-        found: per frame, in the order of the video.
+        people: per frame, in the order of the video.
         truths: per frame, in the order of the video.
         score: threshold for recall and precision.
-        blocks: see :func:`intervals`.
+        blocks: see :func:`bootstrap_intervals`.
         with_keypoints: whether the labels have keypoints.
     """
-    matched = match(found, truths)
+    matched = match(people, truths)
     recall, precision, f1 = at_threshold(matched, score)
-    spreads = intervals(matched, score, blocks)
+    spreads = bootstrap_intervals(matched, score, blocks)
     result: Dict[str, object] = {
         "frames": len(matched),
         "people": sum(frame.labelled for frame in matched),
@@ -222,21 +224,21 @@ def figures(
         "f1_interval": spreads[2],
         "box_ap50": average_precision(matched),
         "box_ap50_interval": precision_interval(matched, blocks),
-        "box_ap": _mean_precision(found, truths, "bbox"),
+        "box_ap": _mean_precision(people, truths, "bbox"),
     }
     if with_keypoints:
-        result["keypoint_ap"] = _mean_precision(found, truths, "keypoints")
-        result["keypoint_ap50"] = average_precision(match(found, truths, kind="keypoints"))
-    return {key: _rounded(value) for key, value in result.items()}
+        result["keypoint_ap"] = _mean_precision(people, truths, "keypoints")
+        result["keypoint_ap50"] = average_precision(match(people, truths, kind="keypoints"))
+    return {key: _round_floats(value) for key, value in result.items()}
 
 
-def _mean_precision(found: Sequence[People], truths: Sequence[Truth], kind: str) -> float:
+def _mean_precision(people: Sequence[People], truths: Sequence[Truth], kind: str) -> float:
     """Mean of the average precision over COCO's ten thresholds, 0.5 to 0.95."""
     thresholds = np.linspace(0.5, 0.95, 10)
-    return float(np.mean([average_precision(match(found, truths, threshold, kind)) for threshold in thresholds]))
+    return float(np.mean([average_precision(match(people, truths, threshold, kind)) for threshold in thresholds]))
 
 
-def _rounded(value: object) -> object:
+def _round_floats(value: object) -> object:
     if isinstance(value, tuple):
         return [round(part, 4) for part in value]
     return round(value, 4) if isinstance(value, float) else value

@@ -15,22 +15,22 @@ from edge_offload.models import checkpoint
 
 
 class Settings(Protocol):
-    """What a training loop's configuration says of its learner."""
+    """Configuration of a training loop's learner."""
 
     @property
     def learning_rate(self) -> float:
-        """Of AdamW, at its highest."""
+        """Highest learning rate of AdamW."""
 
     @property
     def weight_decay(self) -> float:
-        """Of AdamW, for matrices and filters."""
+        """Weight decay of AdamW, for matrices and filters."""
 
     @property
     def ema(self) -> float:
         """Share of the moving average that a step keeps."""
 
     def identity(self) -> str:
-        """What a resumed run must agree with, as JSON."""
+        """Return the configuration that a resumed run must share, as JSON."""
 
 
 class Learner:
@@ -48,10 +48,12 @@ class Learner:
         self.average = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
         self._settings = settings
         self._folder = folder
-        self._optimizer = torch.optim.AdamW(_groups(network, settings.weight_decay), lr=settings.learning_rate)
+        self._optimizer = torch.optim.AdamW(
+            _parameter_groups(network, settings.weight_decay), lr=settings.learning_rate
+        )
         folder.mkdir(parents=True, exist_ok=True)
 
-    def descend(self, total: torch.Tensor, step: int, rate: float, longest_gradient: float) -> float:
+    def descend_step(self, total: torch.Tensor, step: int, rate: float, longest_gradient: float) -> float:
         """One step down the loss ``total``, which is returned.
 
         Raises:
@@ -72,10 +74,10 @@ class Learner:
     @torch.no_grad()
     def _update_average(self, step: int) -> None:
         # a short history counts for more at the beginning, or the random start would linger in the average
-        keep = min(self._settings.ema, (1 + step) / (10 + step))
+        decay = min(self._settings.ema, (1 + step) / (10 + step))
         for name, tensor in self.network.state_dict().items():
             if tensor.dtype.is_floating_point:
-                self.average[name].mul_(keep).add_(tensor, alpha=1 - keep)
+                self.average[name].mul_(decay).add_(tensor, alpha=1 - decay)
             else:
                 self.average[name].copy_(tensor)
 
@@ -100,12 +102,12 @@ class Learner:
 
         tensors = {f"network.{name}": tensor for name, tensor in self.network.state_dict().items()}
         tensors.update({f"average.{name}": tensor for name, tensor in self.average.items()})
-        for index, parameter in enumerate(self._parameters()):
+        for index, parameter in enumerate(self._list_parameters()):
             for key, value in self._optimizer.state[parameter].items():
                 tensors[f"optimizer.{index}.{key}"] = value
         metadata = {**{name: str(value) for name, value in position.items()}, "config": self._settings.identity()}
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        write_atomic(self._checkpoint, save(whole, metadata))
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        write_atomic(self._checkpoint, save(contiguous, metadata))
 
     def resume(self, *position: str) -> Tuple[int, ...]:
         """Put a saved state back, and return the numbers named ``position``: zeros where nothing is saved.
@@ -120,11 +122,11 @@ class Learner:
         if metadata.get("config") != self._settings.identity():
             raise BadInput(f"{path} was made with other settings", remedy="use another folder, or the same settings")
         try:
-            self.network.load_state_dict(_under("network.", tensors))
-            for name, tensor in _under("average.", tensors).items():
+            self.network.load_state_dict(_with_prefix("network.", tensors))
+            for name, tensor in _with_prefix("average.", tensors).items():
                 self.average[name].copy_(tensor)
-            for index, parameter in enumerate(self._parameters()):
-                state = _under(f"optimizer.{index}.", tensors)
+            for index, parameter in enumerate(self._list_parameters()):
+                state = _with_prefix(f"optimizer.{index}.", tensors)
                 # the step count stays on the CPU, where AdamW keeps it
                 self._optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
@@ -133,16 +135,16 @@ class Learner:
         except (KeyError, RuntimeError, ValueError) as error:
             raise BadInput(f"{path} does not fit this network: {error}", remedy="use another folder") from error
 
-    def _parameters(self) -> List[nn.Parameter]:
+    def _list_parameters(self) -> List[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
-def _groups(network: nn.Module, decay: float) -> List[Dict[str, object]]:
+def _parameter_groups(network: nn.Module, decay: float) -> List[Dict[str, object]]:
     """Weight decay for matrices and filters only: biases and normalisation scales are left alone."""
     decayed = [parameter for parameter in network.parameters() if parameter.ndim > 1]
     free = [parameter for parameter in network.parameters() if parameter.ndim <= 1]
     return [{"params": decayed, "weight_decay": decay}, {"params": free, "weight_decay": 0.0}]
 
 
-def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+def _with_prefix(prefix: str, tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}

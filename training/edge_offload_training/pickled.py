@@ -63,9 +63,9 @@ def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
     torch.serialization.add_safe_globals([*_STAND_INS, set])
     try:
         root = torch.load(path, map_location="cpu", weights_only=True)
-        state = {name: tensor.detach().clone().contiguous() for name, tensor in _find(root).items()}
+        state = {name: tensor.detach().clone().contiguous() for name, tensor in _find_tensors(root).items()}
     except Exception as error:  # a damaged or hostile file fails in as many ways as it has fields
-        raise BadInput(f"checkpoint {path} cannot be read: {_reason(error)}") from error
+        raise BadInput(f"checkpoint {path} cannot be read: {_reason_of(error)}") from error
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(before)
@@ -74,23 +74,23 @@ def read_state(path: pathlib.Path) -> Dict[str, torch.Tensor]:
     return state
 
 
-def _reason(error: BaseException) -> str:
-    """What is wrong with the file, without torch's advice to load it unprotected."""
+def _reason_of(error: BaseException) -> str:
+    """Describe the file's defect, without torch's advice to load it unprotected."""
     cause = error.__context__ if isinstance(error, pickle.UnpicklingError) else None
     text = next(iter(str(cause or error).splitlines()), "").split(" Please use ")[0]
     return f"{type(error).__name__}: {text}"
 
 
-def _find(root: Any, depth: int = 0) -> Dict[str, torch.Tensor]:
+def _find_tensors(root: Any, depth: int = 0) -> Dict[str, torch.Tensor]:
     if isinstance(root, _StandIn):
         return _of_module(root)
     if not isinstance(root, Mapping) or depth > 2:
         return {}
-    tensors = _tensors(root)
+    tensors = _tensors_of(root)
     if tensors:
         return tensors
-    found = (_find(root[key], depth + 1) for key in _CONTAINERS if root.get(key) is not None)
-    return next((tensors for tensors in found if tensors), {})
+    candidates = (_find_tensors(root[key], depth + 1) for key in _CONTAINERS if root.get(key) is not None)
+    return next((tensors for tensors in candidates if tensors), {})
 
 
 def _of_module(module: _StandIn, prefix: str = "", depth: int = 0) -> Dict[str, torch.Tensor]:
@@ -98,13 +98,13 @@ def _of_module(module: _StandIn, prefix: str = "", depth: int = 0) -> Dict[str, 
     if depth > _MAX_DEPTH:
         raise BadInput(f"its modules are nested more than {_MAX_DEPTH} deep")
     state = module.state if isinstance(module.state, dict) else {}
-    own = {**_tensors(state.get("_parameters") or {}), **_tensors(state.get("_buffers") or {})}
-    found = {f"{prefix}{name}": tensor for name, tensor in own.items()}
+    direct = {**_tensors_of(state.get("_parameters") or {}), **_tensors_of(state.get("_buffers") or {})}
+    collected = {f"{prefix}{name}": tensor for name, tensor in direct.items()}
     for name, child in (state.get("_modules") or {}).items():
         if isinstance(child, _StandIn):
-            found.update(_of_module(child, f"{prefix}{name}.", depth + 1))
-    return found
+            collected.update(_of_module(child, f"{prefix}{name}.", depth + 1))
+    return collected
 
 
-def _tensors(mapping: Mapping[Any, Any]) -> Dict[str, torch.Tensor]:
+def _tensors_of(mapping: Mapping[Any, Any]) -> Dict[str, torch.Tensor]:
     return {name: value for name, value in mapping.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}

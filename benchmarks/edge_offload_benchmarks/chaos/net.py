@@ -43,7 +43,7 @@ def nothing() -> nn.Module:
     return _Nothing().eval()
 
 
-def inputs(size: int = SIZE) -> List[torch.Tensor]:
+def make_pictures(size: int = SIZE) -> List[torch.Tensor]:
     """The pictures that the frames show in turn: noise, so that no codec makes them small; ``size`` pixels a side."""
     generator = torch.Generator().manual_seed(3)
     return [torch.randint(0, 256, (3, size, size), dtype=torch.uint8, generator=generator) for _ in range(INPUTS)]

@@ -50,7 +50,7 @@ class Shot(NamedTuple):
 
 @dataclass(frozen=True)
 class Ways:
-    """How frames of a network are worked on.
+    """Settings of how a network's frames are worked on.
 
     Attributes:
         fps: of its camera.
@@ -74,14 +74,14 @@ class Ways:
 _saying = threading.Lock()
 
 
-def say(**record: Any) -> None:
+def write_record(**record: Any) -> None:
     """One line."""
     line = json.dumps(record)
     with _saying:
         print(line, flush=True)
 
 
-class Held:
+class StaticCarrier:
     """Carries results as they are: the pictures of a chaos run stand still."""
 
     degraded = ""
@@ -91,7 +91,7 @@ class Held:
         return result
 
     def steps(self, result: Any, source: int, target: int) -> Iterator[None]:
-        """Likewise: none."""
+        """Yield no step: nothing is to be computed."""
         return iter(())
 
 
@@ -107,9 +107,9 @@ class Carried:
     def __init__(self, slot: LatestFrameQueue[Shot], period_s: float, right: Callable[[Any, int], bool]) -> None:
         self._slot, self._period_ns, self._right = slot, round(period_s * 1e9), right
         self.frames: LatestFrameQueue[Shot] = LatestFrameQueue(capacity=WAITING)
-        self.left: List[Dict[str, Any]] = []
+        self.departed: List[Dict[str, Any]] = []
         self.failed: List[str] = []
-        self.loop: FrameLoop[Shot, Any] = FrameLoop(Carrying(Held(), lambda *_: 0.0), self._leave)
+        self.loop: FrameLoop[Shot, Any] = FrameLoop(Carrying(StaticCarrier(), lambda *_: 0.0), self._record_departure)
         self.events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: self.failed.append(repr(error)))
 
     def put(self, shot: Shot) -> bool:
@@ -123,18 +123,18 @@ class Carried:
         if shot is None:
             return
         self._slot.put(shot)
-        self.loop.arrived(shot, self._stamp(shot), shot.at_s)
+        self.loop.arrived(shot, self._stamp_of(shot), shot.at_s)
 
-    def came(self, shot: Shot, outputs: Any, taken_s: float) -> None:
+    def add_result(self, shot: Shot, outputs: Any, taken_s: float) -> None:
         """The network's result for a frame that it took at ``taken_s``."""
-        self.events.post(lambda: self.loop.add_result(outputs, self._stamp(shot), taken_s))
+        self.events.post(lambda: self.loop.add_result(outputs, self._stamp_of(shot), taken_s))
 
-    def _stamp(self, shot: Shot) -> int:
+    def _stamp_of(self, shot: Shot) -> int:
         return (shot.number + 1) * self._period_ns
 
-    def _leave(self, shot: Shot, along: Along[Any]) -> None:
+    def _record_departure(self, shot: Shot, along: Along[Any]) -> None:
         seen = along.source // self._period_ns - 1
-        self.left.append(
+        self.departed.append(
             {
                 "frame": shot.number,
                 "origin": along.origin,
@@ -165,7 +165,7 @@ class _Ran(NamedTuple):
 
     outputs: Tuple[torch.Tensor, ...]
     report: InferenceReport
-    began_s: float
+    started_s: float
     ended_s: float
 
 
@@ -202,7 +202,7 @@ class Network:
             in_flight=ways.in_flight,
         )
         self._expected: List[Tuple[torch.Tensor, ...]] = []
-        self._asked, self._results, self._here = ways.remote, 0, 0
+        self._requested_mode, self._results, self._local_frames = ways.remote, 0, 0
         self.failed: List[str] = []
         self._managers = [Manager(LatencyPolicy())]
         if ways.managers > 1:
@@ -210,8 +210,8 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants)
-        self._carried = Carried(self._slot, 1 / ways.fps, self._along) if ways.carry else None
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants_frame)
+        self._carried = Carried(self._slot, 1 / ways.fps, self._check_carried) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
             self._slot,
@@ -234,7 +234,7 @@ class Network:
         if self._promise is not None:
             self._promise.notified(*told)
 
-    def settle(self) -> List[float]:
+    def measure_local(self) -> List[float]:
         """Learn what is right, and run everything once; seconds that local computations take."""
         local_s: List[float] = []
         for turn in range(3):
@@ -266,14 +266,14 @@ class Network:
         """A frame comes."""
         return (self._carried or self._slot).put(shot)
 
-    def _wants(self, shot: Shot) -> bool:
+    def _wants_frame(self, shot: Shot) -> bool:
         return self._promise is None or self._promise.wants(shot.at_s)
 
     def _wait_s(self, taken_s: List[float]) -> float:
-        if self._turns is not None and self._asked is not Mode.LOCAL:
+        if self._turns is not None and self._requested_mode is not Mode.LOCAL:
             # a turn is one frame's
             return float("inf") if taken_s else self._turns.wait_s(self.task)
-        return self.offloaded.frames.wait_s(time.monotonic(), self._asked, taken_s)
+        return self.offloaded.frames.wait_s(time.monotonic(), self._requested_mode, taken_s)
 
     def prepare(self, shot: Shot, place: int) -> _Decided:
         """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
@@ -281,33 +281,33 @@ class Network:
         taken = time.monotonic()
         situation = self.offloaded.situation([picture])
         decision = self._managers[number % len(self._managers)].decide(situation)
-        told: Dict[str, Any] = {}
+        meta: Dict[str, Any] = {}
         if self._promise is not None:
-            told[CAPTURED] = shot.at_s
+            meta[CAPTURED] = shot.at_s
             if not self._promise.fallback_reason:
                 decision = self._promise.policy.decide(situation)
-        self._asked, mode, refresh, claim = decision.mode, decision.mode, chooses(decision.policy), None
+        self._requested_mode, mode, refresh, claim = decision.mode, decision.mode, chooses(decision.policy), None
         forecast, reading = situation.forecasts.get(decision.mode), self.offloaded.reading(taken)
         if self._turns is not None:
             # one that stays on the robot has a turn now and then to see how the server is
-            self._here = self._here + 1 if mode is Mode.LOCAL else 0
-            if mode is not Mode.LOCAL or (refresh and self._here > FRAMES):
+            self._local_frames = self._local_frames + 1 if mode is Mode.LOCAL else 0
+            if mode is not Mode.LOCAL or (refresh and self._local_frames > FRAMES):
                 latency_s = forecast.latency_s if forecast is not None and forecast.measured else float("nan")
-                self._turns.asks(self.task, latency_s, 1 / self._ways.fps)
-                claim = self._turns.begin(self.task)
+                self._turns.report_latency(self.task, latency_s, 1 / self._ways.fps)
+                claim = self._turns.begin_turn(self.task)
             else:
-                self._turns.leaves(self.task)
+                self._turns.leave_turns(self.task)
             if claim is not None and mode is Mode.LOCAL:
-                self._here = 0
+                self._local_frames = 0
                 self.offloaded.explorer.allow()
             if claim is None:
                 # nothing goes to the server without a turn, not even to see how it is
                 mode, refresh = Mode.LOCAL, False
-        return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, told, reading)
+        return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, meta, reading)
 
     def infer(self, shot: Shot, decided: _Decided) -> _Ran:
-        """Likewise."""
-        began, picture, mode = time.monotonic(), [decided.picture], decided.mode
+        """Run a decided frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+        started_s, picture, mode = time.monotonic(), [decided.picture], decided.mode
         try:
             outputs, report = self.offloaded.run(
                 picture, mode, None, decided.meta, refresh=decided.refresh, place=decided.place
@@ -315,23 +315,23 @@ class Network:
         finally:
             ended = time.monotonic()
             if self._turns is not None and decided.claim is not None:
-                self._turns.end(self.task, decided.claim, shot.at_s)
-        return _Ran(outputs, report, began, ended)
+                self._turns.end_turn(self.task, decided.claim, shot.at_s)
+        return _Ran(outputs, report, started_s, ended)
 
     def finish(self, shot: Shot, decided: _Decided, ran: _Ran) -> None:
-        """Likewise."""
+        """Record a frame's result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         decision, claim, taken, reading = decided.decision, decided.claim, decided.taken_s, decided.reading
         situation, forecast = decided.situation, decided.situation.forecasts.get(decision.mode)
-        number, outputs, report, began = shot.number, ran.outputs, ran.report, ran.began_s
+        number, outputs, report, started_s = shot.number, ran.outputs, ran.report, ran.started_s
         # results leave in their order: the wait for that is part of the frame's time
-        total_s = max(report.total_s, time.monotonic() - began)
+        total_s = max(report.total_s, time.monotonic() - started_s)
         self.offloaded.frames.note(report)
         if self._carried is not None:
-            self._carried.came(shot, outputs, taken)
-        say(
+            self._carried.add_result(shot, outputs, taken)
+        write_record(
             frame=number,
             task=self.task,
-            turn=None if claim is None else [claim.number, began, ran.ended_s],
+            turn=None if claim is None else [claim.number, started_s, ran.ended_s],
             t=taken,
             total_s=total_s,
             mode=report.mode.value,
@@ -341,7 +341,7 @@ class Network:
             round_trips=report.round_trips,
             way_s=[report.stages_s["uplink"], report.stages_s["downlink"]],
             behind_s=report.behind_s,
-            equal=self._right(outputs, number, report.mode is not Mode.SPLIT),
+            equal=self._is_right(outputs, number, report.mode is not Mode.SPLIT),
             compute_s=report.stages_s["compute_robot"],
             reason=report.fallback_reason,
             forecast_s=forecast.latency_s if forecast is not None and forecast.measured else None,
@@ -354,33 +354,41 @@ class Network:
         self._results += 1
 
     def fail(self, shot: Shot, error: BaseException) -> None:
-        """Likewise."""
+        """Record an error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(f"frame {shot.number}: {error!r}")
 
-    def _along(self, outputs: Any, number: int) -> bool:
-        return self._right(outputs, number, self._ways.remote is not Mode.SPLIT)
+    def _check_carried(self, outputs: Any, number: int) -> bool:
+        return self._is_right(outputs, number, self._ways.remote is not Mode.SPLIT)
 
-    def _right(self, outputs: Any, number: int, exact: bool) -> bool:
-        wanted = self._expected[number % len(self._pictures)]
-        if len(outputs) != len(wanted):
+    def _is_right(self, outputs: Any, number: int, exact: bool) -> bool:
+        expected = self._expected[number % len(self._pictures)]
+        if len(outputs) != len(expected):
             return False
         if exact:
-            return all(torch.equal(one, other) for one, other in zip(outputs, wanted))
+            return all(torch.equal(one, other) for one, other in zip(outputs, expected))
         return all(
-            bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in zip(outputs, wanted)
+            bool((one - other).abs().max() <= TOLERANCE * other.abs().max()) for one, other in zip(outputs, expected)
         )
 
     def end(self) -> Tuple[bool, Dict[str, Any]]:
         """Finish what waits, and say what left; whether that was done in time, and what became of the frames."""
-        drained, found = self._pipeline.drain(READY_S), self._slot.counts
+        drained, slot_counts = self._pipeline.drain(READY_S), self._slot.counts
         counts: Dict[str, Any] = {
-            "published": found.offered, "taken": found.taken, "superseded": found.superseded, "results": self._results,
-        }  # fmt: skip
+            "published": slot_counts.offered,
+            "taken": slot_counts.taken,
+            "superseded": slot_counts.superseded,
+            "results": self._results,
+        }
         if self._carried is not None:
             drained = self._carried.events.drain(READY_S) and drained
-            came = self._carried.frames.counts
-            say(carried=self._carried.left, task=self.task, offered=came.offered, taken=came.taken,
-                superseded=came.superseded)  # fmt: skip
+            carried_counts = self._carried.frames.counts
+            write_record(
+                carried=self._carried.departed,
+                task=self.task,
+                offered=carried_counts.offered,
+                taken=carried_counts.taken,
+                superseded=carried_counts.superseded,
+            )
             self.failed += self._carried.failed
         return drained, counts
 

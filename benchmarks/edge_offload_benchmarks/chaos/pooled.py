@@ -67,18 +67,18 @@ class PooledRig(Rig):
     victim: Process
     wrong: pathlib.Path
 
-    def __init__(self, robot_options: Sequence[str], apart: bool = False) -> None:
+    def __init__(self, robot_options: Sequence[str], isolated: bool = False) -> None:
         why = cluster.unavailable_reason()
         if why:
             raise Unsupported(why)
-        self._link = Link() if apart else None
+        self._link = Link() if isolated else None
         super().__init__(["--slowdown", "160", *robot_options])
         self.pool = Pool(host=self._link.near if self._link else "127.0.0.1")
 
     def __enter__(self) -> PooledRig:
         try:
             self.pool.__enter__()
-            self._profile()
+            self._write_profile()
             sabotage = self.pool.root / "sabotage"
             sabotage.mkdir()
             (sabotage / "sitecustomize.py").write_text(_SABOTAGE, encoding="utf-8")
@@ -86,11 +86,11 @@ class PooledRig(Rig):
             path = os.pathsep.join(filter(None, [str(sabotage), os.environ.get("PYTHONPATH", "")]))
             spoilt = {"PYTHONPATH": path, "EDGE_OFFLOAD_CHAOS_WRONG": str(self.wrong)}
             count = ["--gpus", str(self.gpus), "--device", "cpu"]
-            self.pool.join("L4", *count, wait=False)
+            self.pool.join_pool("L4", *count, wait=False)
             prefix = self._link.prefix if self._link else []
-            keys = self._own_keys() if self._link else None
-            self.victim = self.pool.join("P4", *count, wait=False, environment=spoilt, prefix=prefix, keys=keys)
-            self.pool.joined()
+            keys = self._copy_keys() if self._link else None
+            self.victim = self.pool.join_pool("P4", *count, wait=False, environment=spoilt, prefix=prefix, keys=keys)
+            self.pool.wait_joined()
             self._server_options = [*self._server_options, *self.pool.server_options(MODEL, SLO_S)]
             super().__enter__()
         except BaseException:
@@ -106,21 +106,21 @@ class PooledRig(Rig):
             stack.callback(super().__exit__)
 
     def start_server(self, bind: str) -> Server:
-        """It has a pool that serves."""
+        """Start a server with a pool that serves."""
         server = super().start_server(bind)
         self.pool.wait_workers(GPUS, SERVES_S)
         return server
 
-    def cut(self, down: bool) -> None:
+    def set_link_down(self, down: bool) -> None:
         """The link of the member in a namespace."""
         assert self._link is not None
-        self._link.set(down)
+        self._link.set_down(down)
 
-    def _own_keys(self) -> pathlib.Path:
-        """Of the machine apart: a copy of the head's, in which it makes its own certificate."""
+    def _copy_keys(self) -> pathlib.Path:
+        """Copy the head's keys for the separate machine, which makes its own certificate."""
         return pathlib.Path(shutil.copytree(self.pool.keys, self.pool.root / "apart"))
 
-    def _profile(self) -> None:
+    def _write_profile(self) -> None:
         command = ["pool", "profile", MODEL, "--input", f"uint8[3,{SIZE},{SIZE}]", "--batches", "1", "--blocks", "4"]
         command += ["--class", "L4", "--device", "cpu", "--out", str(self.pool.profiles)]
         with Process(edge_offload(*command)) as measured:
@@ -146,7 +146,7 @@ class FrontsRig(PooledRig):
         """One of them; the pool is waited for when there are both."""
         return Rig.start_server(self, bind)
 
-    def servers(self) -> List[str]:
+    def list_servers(self) -> List[str]:
         """Both, once both serve."""
         self.second = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
         self.second.wait_line("listening on ")
@@ -155,7 +155,7 @@ class FrontsRig(PooledRig):
 
     def __exit__(self, *_: Any) -> None:
         if hasattr(self, "second"):
-            self.second.signal(signal.SIGCONT)
+            self.second.send_signal(signal.SIGCONT)
             self.second.kill()
         super().__exit__()
 
@@ -167,21 +167,21 @@ class FrontsRig(PooledRig):
         """
         ends = time.monotonic() + SERVES_S
         while time.monotonic() < ends:
-            told = [each for each in self.pool.statuses() if str(each["why"]).endswith("for 1 L4, 1 P4")]
-            if len(told) == len([stages for each in told if (stages := _there(each))]) == 2:
+            serving = [each for each in self.pool.read_statuses() if str(each["why"]).endswith("for 1 L4, 1 P4")]
+            if len(serving) == len([stages for each in serving if (stages := _workers_ready(each))]) == 2:
                 return
             time.sleep(0.2)
-        raise LinkLost(f"two servers do not share the pool: {[each['why'] for each in self.pool.statuses()]}")
+        raise LinkLost(f"two servers do not share the pool: {[each['why'] for each in self.pool.read_statuses()]}")
 
-    def used(self) -> Server:
+    def find_used_server(self) -> Server:
         """The one that answers the robot."""
-        before = {each["pid"]: each["requests"] for each in self.pool.statuses()}
+        before = {each["pid"]: each["requests"] for each in self.pool.read_statuses()}
         time.sleep(2.5)
-        more = {each["pid"]: each["requests"] - before.get(each["pid"], 0) for each in self.pool.statuses()}
-        drivers = {each.pid for each in self.pool.tree(self.second, "server.pool.gateway")}
+        more = {each["pid"]: each["requests"] - before.get(each["pid"], 0) for each in self.pool.read_statuses()}
+        drivers = {each.pid for each in self.pool.list_tree(self.second, "server.pool.gateway")}
         return self.second if max(more, key=lambda pid: more[pid]) in drivers else self.server
 
-    def again(self, server: Server) -> None:
+    def replace_server(self, server: Server) -> None:
         """Another one in the place of one that has ended."""
         server.kill()
         if server is self.server:
@@ -191,26 +191,26 @@ class FrontsRig(PooledRig):
             self.second.wait_line("listening on ")
 
 
-def _there(told: Mapping[str, Any]) -> bool:
-    return bool(told["stages"]) and all(stage["workers_there"] == stage["workers"] for stage in told["stages"])
+def _workers_ready(status: Mapping[str, Any]) -> bool:
+    return bool(status["stages"]) and all(stage["workers_there"] == stage["workers"] for stage in status["stages"])
 
 
-def _front(what: Callable[[FrontsRig, Server], None], mend: Callable[[FrontsRig, Server], None]) -> Any:
+def _harm_front(what: Callable[[FrontsRig, Server], None], mend: Callable[[FrontsRig, Server], None]) -> Any:
     """Harm to the server that the robot uses."""
 
     def harm(rig: FrontsRig, hold_s: float) -> None:
         rig.serve_both()
-        server = rig.used()
-        rig.mark("fault")
+        server = rig.find_used_server()
+        rig.mark_time("fault")
         what(rig, server)
         time.sleep(hold_s)
         mend(rig, server)
-        rig.mark("restored")
+        rig.mark_time("restored")
 
     return harm
 
 
-def _drain(_: FrontsRig, server: Server) -> None:
+def _drain_server(_: FrontsRig, server: Server) -> None:
     subprocess.run(edge_offload("serve", "--drain", "--bind", server.address), check=True, timeout=60.0)
 
 
@@ -229,7 +229,7 @@ class Link:
         self._device = f"eop{os.getpid()}"[:14]
         if shutil.which("ip") is None or os.geteuid() != 0:
             raise Unsupported("cutting a link between members needs root and network namespaces (ip netns)")
-        words = [
+        commands = [
             ["netns", "add", self.name],
             ["link", "add", self._device, "type", "veth", "peer", "name", "eth0", "netns", self.name],
             ["addr", "add", f"{self.near}/24", "dev", self._device],
@@ -238,13 +238,13 @@ class Link:
             ["-n", self.name, "link", "set", "eth0", "up"],
             ["-n", self.name, "link", "set", "lo", "up"],
         ]
-        for each in words:
+        for each in commands:
             done = subprocess.run(["ip", *each], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 self.close()
                 raise Unsupported(f"no network namespace can be made here: {done.stderr.strip()}")
 
-    def set(self, down: bool) -> None:
+    def set_down(self, down: bool) -> None:
         """Cut it, or mend it."""
         subprocess.run(["ip", "link", "set", self._device, "down" if down else "up"], check=True)
 
@@ -254,44 +254,46 @@ class Link:
         subprocess.run(["ip", "link", "del", self._device], capture_output=True, check=False)
 
 
-def _kill(pool: Pool, process: Process, word: str) -> None:
-    found = pool.tree(process, word)
-    assert found, f"nothing runs {word}"
-    for each in found:
+def _kill_process(pool: Pool, process: Process, word: str) -> None:
+    processes = pool.list_tree(process, word)
+    assert processes, f"nothing runs {word}"
+    for each in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
 
 
-def _harm(what: Callable[[PooledRig], None], mend: Callable[[PooledRig], None], least_s: float = 0.0) -> Any:
+def _harm_pool(what: Callable[[PooledRig], None], mend: Callable[[PooledRig], None], least_s: float = 0.0) -> Any:
     def harm(rig: PooledRig, hold_s: float) -> None:
         rig.pool.wait_workers(GPUS, SERVES_S)
         time.sleep(1.0)
-        rig.mark("fault")
+        rig.mark_time("fault")
         what(rig)
         time.sleep(max(hold_s, least_s))
         mend(rig)
-        rig.mark("restored")
+        rig.mark_time("restored")
 
     return harm
 
 
-def _nothing(_: PooledRig) -> None:
-    """It mends itself."""
+def _mend_nothing(_: PooledRig) -> None:
+    """Leave the recovery to the pool."""
 
 
-def _signal(rig: PooledRig, number: signal.Signals) -> None:
-    for each in [psutil.Process(rig.victim.process.pid), *rig.pool.tree(rig.victim)]:
+def _send_signal(rig: PooledRig, number: signal.Signals) -> None:
+    for each in [psutil.Process(rig.victim.process.pid), *rig.pool.list_tree(rig.victim)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.send_signal(number)
 
 
-kill_front = _front(lambda _, server: server.kill(), lambda rig, server: rig.again(server))
-drain_front = _front(_drain, lambda rig, server: rig.again(server))
-freeze_front = _front(lambda _, server: server.signal(signal.SIGSTOP), lambda _, server: server.signal(signal.SIGCONT))
-kill_actor = _harm(lambda rig: _kill(rig.pool, rig.victim, "ray::Member"), _nothing)
-kill_node = _harm(lambda rig: _kill(rig.pool, rig.victim, "raylet/raylet"), _nothing)
-freeze_node = _harm(lambda rig: _signal(rig, signal.SIGSTOP), lambda rig: _signal(rig, signal.SIGCONT))
-kill_head = _harm(lambda rig: _kill(rig.pool, rig.pool.head, "gcs_server"), _nothing, HEAD_S + 5.0)
-kill_driver = _harm(lambda rig: _kill(rig.pool, rig.server, "server.pool.gateway"), _nothing)
-cut_link = _harm(lambda rig: rig.cut(True), lambda rig: rig.cut(False))
-wrong_sizes = _harm(lambda rig: rig.wrong.touch(), lambda rig: rig.wrong.unlink())
+kill_front = _harm_front(lambda _, server: server.kill(), lambda rig, server: rig.replace_server(server))
+drain_front = _harm_front(_drain_server, lambda rig, server: rig.replace_server(server))
+freeze_front = _harm_front(
+    lambda _, server: server.send_signal(signal.SIGSTOP), lambda _, server: server.send_signal(signal.SIGCONT)
+)
+kill_actor = _harm_pool(lambda rig: _kill_process(rig.pool, rig.victim, "ray::Member"), _mend_nothing)
+kill_node = _harm_pool(lambda rig: _kill_process(rig.pool, rig.victim, "raylet/raylet"), _mend_nothing)
+freeze_node = _harm_pool(lambda rig: _send_signal(rig, signal.SIGSTOP), lambda rig: _send_signal(rig, signal.SIGCONT))
+kill_head = _harm_pool(lambda rig: _kill_process(rig.pool, rig.pool.head, "gcs_server"), _mend_nothing, HEAD_S + 5.0)
+kill_driver = _harm_pool(lambda rig: _kill_process(rig.pool, rig.server, "server.pool.gateway"), _mend_nothing)
+cut_link = _harm_pool(lambda rig: rig.set_link_down(True), lambda rig: rig.set_link_down(False))
+wrong_sizes = _harm_pool(lambda rig: rig.wrong.touch(), lambda rig: rig.wrong.unlink())

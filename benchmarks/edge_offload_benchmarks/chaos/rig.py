@@ -12,7 +12,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload_benchmarks.chaos.robot import MODEL
-from edge_offload_benchmarks.chaos.usage import usage
+from edge_offload_benchmarks.chaos.usage import read_usage
 from edge_offload_benchmarks.chaos.verdict import went_remote
 from edge_offload_benchmarks.chaos.wall_clock import WallClock
 from edge_offload_benchmarks.ports import lasting_port
@@ -37,16 +37,16 @@ class Rig:
     """
 
     def __init__(
-        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), own_clocks: bool = False
+        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), separate_clocks: bool = False
     ) -> None:
-        self.clocks = {side: WallClock() for side in ("robot", "server")} if own_clocks else {}
+        self.clocks = {side: WallClock() for side in ("robot", "server")} if separate_clocks else {}
         self._directory = tempfile.TemporaryDirectory()
         self._keys = str(pathlib.Path(self._directory.name) / "keys")
         self._robot_options = list(robot_options)
-        self._prefix = [*self._clock_words("server"), *server_prefix]
+        self._prefix = [*self._clock_prefix("server"), *server_prefix]
         # what a server keeps on its disk outlives it, but not the run; a prefix has a disk of its own
-        kept = str(pathlib.Path(self._directory.name) / "kept")
-        self._server_options = [] if server_prefix else ["--weights-cache", kept]
+        weights_cache = str(pathlib.Path(self._directory.name) / "kept")
+        self._server_options = [] if server_prefix else ["--weights-cache", weights_cache]
         self._server_options += ["--promises"] * ("--accuracy" in self._robot_options)
         self.marks: Dict[str, float] = {}
         self.server_starts = 0
@@ -55,15 +55,15 @@ class Rig:
         try:
             self.server = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
             address = self.server_address = self.server.address
-            link = Link.of("chaos", Trace.constant(MBPS * BYTES_PER_MBIT), RTT_S)
+            link = Link.of("chaos", Trace.constant_trace(MBPS * BYTES_PER_MBIT), RTT_S)
             self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
-            servers = ",".join(self.servers())
+            servers = ",".join(self.list_servers())
             command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", servers]
             if "replay" in self._robot_options:
                 # an ordinary program on the virtual device, which connects by itself
                 device = ["exec", "--absent", "later", "--keys", self._keys, "--server", servers, "--"]
                 command = [sys.executable, "-m", "edge_offload.cli", *device, *command]
-            command = [*self._clock_words("robot"), *command]
+            command = [*self._clock_prefix("robot"), *command]
             self.robot = Process([*command, "--keys", self._keys, *self._robot_options])
             self.ready: Dict[str, Any] = json.loads(self.robot.wait_line('{"ready"'))
         except BaseException:
@@ -83,8 +83,8 @@ class Rig:
             clock.close()
         self._directory.cleanup()
 
-    def _clock_words(self, side: str) -> List[str]:
-        return self.clocks[side].words() if side in self.clocks else []
+    def _clock_prefix(self, side: str) -> List[str]:
+        return self.clocks[side].command_prefix() if side in self.clocks else []
 
     def start_server(self, bind: str) -> Server:
         """A server process; it does not wait until it listens."""
@@ -92,7 +92,7 @@ class Rig:
         options = ["--keys", self._keys, "--allow", MODEL, *self._server_options]
         return Server(*options, bind=bind, prefix=self._prefix)
 
-    def servers(self) -> List[str]:
+    def list_servers(self) -> List[str]:
         """Addresses that the robot knows."""
         return [self.emulator.address]
 
@@ -102,29 +102,29 @@ class Rig:
         self.server = self.start_server(self.server_address)
         self.server.wait_line("listening on ")
 
-    def mark(self, name: str) -> None:
+    def mark_time(self, name: str) -> None:
         """Remember this moment: ``fault`` begins, ``restored``, ..."""
         self.marks[name] = time.monotonic()
 
-    def sides(self) -> List[Tuple[str, Process]]:
+    def list_sides(self) -> List[Tuple[str, Process]]:
         """Both processes, by name."""
         return [("robot", self.robot), ("server", self.server)]
 
-    def usage(self) -> Dict[str, Dict[str, int]]:
-        """What each side holds now, and which process that is."""
-        return {side: {"pid": process.pid, **usage(process.pid)} for side, process in self.sides()}
+    def measure_usage(self) -> Dict[str, Dict[str, int]]:
+        """Return what each side holds now, and which process that is."""
+        return {side: {"pid": process.pid, **read_usage(process.pid)} for side, process in self.list_sides()}
 
     @property
     def tasks(self) -> List[str]:
-        """Of the robot's networks; one without a name where there is only one."""
+        """Names of the robot's networks; an empty one where there is only one."""
         return list(self.ready["tasks"])
 
-    def frames(self) -> List[Dict[str, Any]]:
+    def read_frames(self) -> List[Dict[str, Any]]:
         """Results so far, of all networks."""
         return [json.loads(line) for line in list(self.robot.lines) if line.startswith('{"frame"')]
 
     def wait_remote(self, since: float, timeout_s: float) -> Optional[float]:
-        """When each network had a frame done that began after ``since`` and ran on the server; None if one had none."""
+        """Wait for a frame of each network that started after ``since`` and ran on the server; None if one had none."""
         ends = time.monotonic() + timeout_s
         seen, done = 0, dict.fromkeys(self.tasks, math.inf)
         while time.monotonic() < ends and self.robot.alive:
@@ -140,12 +140,12 @@ class Rig:
             time.sleep(0.02)
         return None
 
-    def carried(self) -> Dict[str, Dict[str, Any]]:
-        """What the robot told of results that were carried along, by task, after it has ended."""
+    def read_carried(self) -> Dict[str, Dict[str, Any]]:
+        """Return the carried results by task that the robot reported at its end."""
         lines = [json.loads(line) for line in self.robot.lines if line.startswith('{"carried"')]
         return {line["task"]: line for line in lines}
 
-    def summary(self) -> Dict[str, Any]:
+    def end_robot(self) -> Dict[str, Any]:
         """End the robot; its last line, with its exit code."""
         code = self.robot.end()
         line = next((line for line in self.robot.lines if line.startswith('{"summary"')), "{}")

@@ -43,17 +43,17 @@ def main() -> int:
     from edge_offload.mode import Mode
     from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
     from edge_offload_benchmarks.chaos import net
-    from edge_offload_benchmarks.chaos.network import Camera, Network, Ways, say
+    from edge_offload_benchmarks.chaos.network import Camera, Network, Ways, write_record
     from edge_offload_benchmarks.chaos.turns import Turns
 
     pin(threads=1)
-    pictures = net.inputs(args.size or net.SIZE)
+    pictures = net.make_pictures(args.size or net.SIZE)
     module = net.factory()
     remote = Mode(args.mode)
     ways = Ways(args.fps, remote, args.slowdown, args.managers, args.in_flight, args.carry, args.accuracy)
     turns = Turns(list(TASKS)) if args.turns else None
 
-    def connected(task: str) -> Network:
+    def connect_network(task: str) -> Network:
         """A network with a connection of its own, as each node has one."""
         network: Optional[Network] = None
 
@@ -69,7 +69,7 @@ def main() -> int:
         network = Network(task, MODEL, module, pictures, client, ways, turns)
         return network
 
-    networks: List[Network] = [connected(task) for task in (TASKS if args.turns else ("",))]
+    networks: List[Network] = [connect_network(task) for task in (TASKS if args.turns else ("",))]
     if remote is Mode.REPLAY:
         device = installed_device()
         assert device is not None, "the rig starts this mode by 'edge-offload exec'"
@@ -79,9 +79,9 @@ def main() -> int:
     for network in networks:
         network.client.start()
         probers.append(Prober(network.client).start())
-    local_s = [seconds for network in networks for seconds in network.settle()]
+    local_s = [seconds for network in networks for seconds in network.measure_local()]
     cameras = [Camera(args.fps, network.put) for network in networks]
-    say(ready=True, local_s=local_s, t=time.monotonic(), tasks=[network.task for network in networks])
+    write_record(ready=True, local_s=local_s, t=time.monotonic(), tasks=[network.task for network in networks])
     for network in networks:
         network.start()
     if turns is not None:
@@ -92,12 +92,12 @@ def main() -> int:
     for camera in cameras:
         camera.stop()
     ended = {network.task: network.end() for network in networks}
-    say(
+    write_record(
         summary={task: counts for task, (_, counts) in ended.items()},
         probes=sum(prober.sent for prober in probers),
         clock="; ".join(filter(None, (network.client.clock.warning for network in networks))),
         followed=sum(network.followed for network in networks),
-        turns=None if turns is None else turns.given,
+        turns=None if turns is None else turns.count_untaken,
     )
     if turns is not None:
         turns.close()

@@ -27,7 +27,7 @@ class Turns:
         self.wake: Dict[str, Callable[[], None]] = {}
         self._changed = threading.Condition()
         self._last: Optional[Turn] = None
-        self._said_s = now
+        self._announced_s = now
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
 
@@ -42,19 +42,19 @@ class Turns:
             self._changed.notify_all()
         self._thread.join()
 
-    def asks(self, name: str, latency_s: float, interval_s: float) -> None:
+    def report_latency(self, name: str, latency_s: float, interval_s: float) -> None:
         """A network's frames go to the server, and take so long."""
         with self._changed:
             self._giver.report(time.monotonic(), name, name, latency_s, interval_s)
             self._changed.notify_all()
 
-    def leaves(self, name: str) -> None:
+    def leave_turns(self, name: str) -> None:
         """A network's frames are computed on the robot for now."""
         with self._changed:
             self._giver.leaves(name)
 
     def wait_s(self, name: str) -> float:
-        """How long no frame of a network may go yet."""
+        """Return for how long no frame of a network may go (seconds)."""
         with self._changed:
             now = time.monotonic()
             if name not in self._giver.tasks:
@@ -63,31 +63,31 @@ class Turns:
                 self._changed.notify_all()
             return min(0.2, self._takers[name].wait_s(now, now))
 
-    def begin(self, name: str) -> Optional[Claim]:
+    def begin_turn(self, name: str) -> Optional[Claim]:
         """A frame goes; None: it is not its turn."""
         with self._changed:
             now = time.monotonic()
             claim = self._takers[name].take(now, now)
             if claim is not None:
                 self._giver.taken(now, claim.number, name)
-                self._tell_others(now, name, ends=False)
+                self._notify_others(now, name, ends=False)
             return claim
 
-    def end(self, name: str, claim: Claim, captured_s: float) -> None:
-        """Its result is there; the frame was captured then."""
+    def end_turn(self, name: str, claim: Claim, captured_s: float) -> None:
+        """End a turn, with the time at which its frame was captured."""
         with self._changed:
             now = time.monotonic()
             self._giver.ended(now, claim.number, name, now - captured_s)
-            self._tell_others(now, name, ends=True)
+            self._notify_others(now, name, ends=True)
             self._changed.notify_all()
 
-    def _tell_others(self, now: float, name: str, ends: bool) -> None:
+    def _notify_others(self, now: float, name: str, ends: bool) -> None:
         for other, taker in self._takers.items():
             if other != name:
                 taker.other(now, name, ends)
 
     @property
-    def given(self) -> Dict[str, int]:
+    def count_untaken(self) -> Dict[str, int]:
         """Turns that were not taken, and that never ended."""
         with self._changed:
             return {"not_taken": self._giver.not_taken, "never_ended": self._giver.never_ended}
@@ -97,21 +97,21 @@ class Turns:
             with self._changed:
                 if self._closed:
                     return
-                told = self._step(time.monotonic())
-                if not told:
+                announced = self._give_turn(time.monotonic())
+                if not announced:
                     self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
-            if told:
+            if announced:
                 for wake in self.wake.values():
                     wake()
 
-    def _step(self, now: float) -> bool:
-        """Whether the takers were told of a turn."""
+    def _give_turn(self, now: float) -> bool:
+        """Give a turn if one is due; return whether takers were notified."""
         turn = self._giver.give(now)
         if turn is not None:
             self._last = turn
-        if self._last is None or (turn is None and now - self._said_s < REPEAT_S):
+        if self._last is None or (turn is None and now - self._announced_s < REPEAT_S):
             return False
-        self._said_s = now
+        self._announced_s = now
         for taker in self._takers.values():
             taker.given(now, (self._last.number, 0), self._last.node, self._giver.tasks)
         return True

@@ -9,7 +9,7 @@ from typing import Dict
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def usage(pid: int) -> Dict[str, int]:
+def read_usage(pid: int) -> Dict[str, int]:
     """``{descriptors, sockets, threads, memory, private, children}`` of a process; memory is resident, in bytes.
 
     ``private`` is what it holds of that for itself alone. The rest are pages of files, which the kernel takes back when
@@ -19,7 +19,7 @@ def usage(pid: int) -> Dict[str, int]:
         FileNotFoundError, ProcessLookupError: it has ended.
     """
     root = pathlib.Path("/proc") / str(pid)
-    targets = [_target(link) for link in (root / "fd").iterdir()]
+    targets = [_read_link(link) for link in (root / "fd").iterdir()]
     status = (root / "status").read_text().splitlines()
     children = 0
     for thread in (root / "task").iterdir():
@@ -33,13 +33,13 @@ def usage(pid: int) -> Dict[str, int]:
         "threads": len(list((root / "task").iterdir())),
         "memory": int((root / "statm").read_text().split()[1]) * PAGE,
         "private": sum(
-            int(words[1]) << 10 for words in map(str.split, status) if words[0] in ("RssAnon:", "RssShmem:")
+            int(fields[1]) << 10 for fields in map(str.split, status) if fields[0] in ("RssAnon:", "RssShmem:")
         ),
         "children": children,
     }
 
 
-def _target(link: pathlib.Path) -> str:
+def _read_link(link: pathlib.Path) -> str:
     try:
         return os.readlink(link)
     except FileNotFoundError:

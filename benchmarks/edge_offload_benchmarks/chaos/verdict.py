@@ -33,14 +33,14 @@ class Fault:
     """One repetition of a fault; times are of the machine's monotonic clock.
 
     Attributes:
-        began_s: when harm was done.
+        started_s: when harm was done.
         restored_s: when it was made good.
         back_s: when the first remote result after that was there; None if none was.
-        usage: of ``robot`` and ``server`` some time later (:func:`~edge_offload_benchmarks.chaos.usage.usage`), and
+        usage: later one of ``robot`` and ``server`` (:func:`~edge_offload_benchmarks.chaos.usage.read_usage`), and
             its pid.
     """
 
-    began_s: float
+    started_s: float
     restored_s: float
     back_s: Optional[float]
     usage: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass
 class Verdict:
-    """What came of one scenario: figures, and everything that did not hold."""
+    """Outcome of one scenario: figures, and every failure."""
 
     scenario: str
     figures: Dict[str, Any] = field(default_factory=dict)
@@ -57,21 +57,21 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether everything held."""
+        """True if nothing failed and nothing was skipped."""
         return not self.failures and not self.skipped
 
 
 def went_remote(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame's result needed the server: a plan for ``split`` may do without."""
+    """Return whether a frame's result needed the server: a plan for ``split`` may do without."""
     return bool(frame["mode"] != "local" and frame["round_trips"] > 0)
 
 
-def computed_here(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame was the robot's alone: what it took is what the local computation takes."""
+def computed_locally(frame: Mapping[str, Any]) -> bool:
+    """Return whether the robot computed a frame without a rival: it takes what the local computation takes."""
     return bool(frame["mode"] == "local" and not frame["hedged"])
 
 
-def judge(
+def judge_run(
     scenario: str,
     frames: Sequence[Mapping[str, Any]],
     summary: Mapping[str, Any],
@@ -120,8 +120,8 @@ def judge(
     odd = [frame["frame"] for frame in frames if not -0.1 <= min(frame["way_s"]) <= max(frame["way_s"]) <= ODD_S]
     if odd:
         fail(f"{len(odd)} frames have an absurd transfer time (first: frame {odd[0]})")
-    _leaks(verdict, faults)
-    _latencies(verdict, frames, local_s, faults, outage, timing, in_flight, allows_s)
+    _judge_leaks(verdict, faults)
+    _judge_latencies(verdict, frames, local_s, faults, outage, timing, in_flight, allows_s)
     verdict.figures.update(counts)
     if summary.get("followed"):
         verdict.figures["followed"] = summary["followed"]
@@ -129,45 +129,50 @@ def judge(
 
 
 def judge_carried(
-    verdict: Verdict, told: Mapping[str, Any], fps: float, timing: bool = True, still: Sequence[Fault] = ()
+    verdict: Verdict, result_line: Mapping[str, Any], fps: float, timing: bool = True, still: Sequence[Fault] = ()
 ) -> None:
-    """Whether every frame taken up left once, in order, with what the network said of it or of an earlier one.
+    """Check that every accepted frame left once, in order, with a result of it or of an earlier one.
 
     Args:
         verdict: is added to.
-        told: the robot's line ``carried``.
+        result_line: the robot's line ``carried``.
         fps: of its camera.
         timing: whether the 99th percentile of the time from a frame to its result has to be within a frame interval.
         still: faults in which the robot did nothing: frames that it held then are judged by all but time.
     """
-    fail, left = verdict.failures.append, told["carried"]
-    numbers = [frame["frame"] for frame in left]
-    if told["offered"] != told["taken"] + told["superseded"]:
-        fail(f"{told['offered']} frames came, {told['taken']} taken and {told['superseded']} superseded")
-    if told["taken"] != len(left):
-        fail(f"{told['taken']} frames taken, {len(left)} results left")
+    fail, departed = verdict.failures.append, result_line["carried"]
+    numbers = [frame["frame"] for frame in departed]
+    if result_line["offered"] != result_line["taken"] + result_line["superseded"]:
+        fail(
+            f"{result_line['offered']} frames came, {result_line['taken']} taken and "
+            f"{result_line['superseded']} superseded"
+        )
+    if result_line["taken"] != len(departed):
+        fail(f"{result_line['taken']} frames taken, {len(departed)} results left")
     if numbers != sorted(set(numbers)):
         fail("carried results are doubled, or out of order")
-    wrong = [frame["frame"] for frame in left if not frame["equal"]]
+    wrong = [frame["frame"] for frame in departed if not frame["equal"]]
     if wrong:
         fail(f"{len(wrong)} carried results are not those of the frame that they name (first: frame {wrong[0]})")
-    moving = [frame for frame in left if not any(_held(frame, fault) for fault in still)]
+    moving = [frame for frame in departed if not any(_overlaps_fault(frame, fault) for fault in still)]
     late_s = float(np.percentile([frame["late_s"] for frame in moving], 99)) if moving else math.nan
     verdict.figures.update(
-        left=len(left), late_p99_s=late_s, origins=dict(Counter(frame["origin"] for frame in left).most_common())
+        left=len(departed),
+        late_p99_s=late_s,
+        origins=dict(Counter(frame["origin"] for frame in departed).most_common()),
     )
     if timing and not late_s <= 1 / fps:
         fail(f"p99 from a frame to its result {late_s * 1e3:.0f} ms, above a frame interval")
 
 
-def _held(frame: Mapping[str, Any], fault: Fault) -> bool:
-    """Whether the robot had taken a frame and not let it leave when a fault was done or made good."""
-    begins, ends = frame["at_s"], frame["at_s"] + frame["late_s"]
-    return any(begins <= when <= ends for when in (fault.began_s, fault.restored_s))
+def _overlaps_fault(frame: Mapping[str, Any], fault: Fault) -> bool:
+    """Return whether a frame was on its way when a fault started or ended."""
+    start_s, ends = frame["at_s"], frame["at_s"] + frame["late_s"]
+    return any(start_s <= when <= ends for when in (fault.started_s, fault.restored_s))
 
 
 def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> None:
-    """Whether networks took turns at the server: never two frames of theirs under way there, none without a turn.
+    """Check that networks took turns at the server: never two frames in flight there, none without a turn.
 
     Args:
         verdict: is added to.
@@ -176,7 +181,7 @@ def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Se
     """
     fail = verdict.failures.append
     turns = sorted((frame["turn"][1], frame["turn"][2], frame["task"]) for frame in frames if frame["turn"])
-    both = sum(begins < ended for (_, ended, _), (begins, _, _) in zip(turns, turns[1:]))
+    both = sum(start_s < ended for (_, ended, _), (start_s, _, _) in zip(turns, turns[1:]))
     given = Counter(task for _, _, task in turns)
     verdict.figures.update(turns={task: given[task] for task in tasks}, two_outstanding=both)
     if both:
@@ -184,28 +189,28 @@ def judge_turns(verdict: Verdict, frames: Sequence[Mapping[str, Any]], tasks: Se
     without = sum(frame["round_trips"] > 0 and not frame["turn"] for frame in frames)
     if without:
         fail(f"{without} frames asked the server without a turn")
-    nobody = [task for task in tasks if not given[task]]
-    if nobody:
-        fail(f"{', '.join(nobody)} had no turn")
+    unserved = [task for task in tasks if not given[task]]
+    if unserved:
+        fail(f"{', '.join(unserved)} had no turn")
 
 
-def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
+def merge_verdicts(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
     """The verdict on several networks of one robot, by task: counts are summed up, times are the worst ones."""
     if len(verdicts) == 1:
         return next(iter(verdicts.values()))
     failures = [f"{task}: {failure}" for task, one in verdicts.items() for failure in one.failures]
-    found = [one.figures for one in verdicts.values()]
-    if not all(found):
+    figures_of_each = [one.figures for one in verdicts.values()]
+    if not all(figures_of_each):
         return Verdict(scenario, failures=failures)
     # what a process holds is that of all networks, and the faults are those of all
-    figures = {**found[0]}
+    figures = {**figures_of_each[0]}
     for name, value in figures.items():
-        values: List[Any] = [one.get(name) for one in found]
+        values: List[Any] = [one.get(name) for one in figures_of_each]
         if name in SUMMED:
             figures[name] = sum(values)
         elif name == "hedge_rate":
-            many = sum(one["frames"] for one in found)
-            figures[name] = sum(one[name] * one["frames"] for one in found) / max(1, many)
+            many = sum(one["frames"] for one in figures_of_each)
+            figures[name] = sum(one[name] * one["frames"] for one in figures_of_each) / max(1, many)
         elif name == "origins":
             figures[name] = dict(sum((Counter(one) for one in values), Counter[str]()))
         elif isinstance(value, (int, float)):
@@ -214,19 +219,19 @@ def together(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
 
 
 def judge_gap(verdict: Verdict, frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault], most_s: float) -> None:
-    """Whether frames went to the server again soon enough: at most ``most_s`` without, from each fault on."""
+    """Check that after each fault at most ``most_s`` passed without a frame on the server."""
     done = sorted(frame["t"] + frame["total_s"] for frame in frames if went_remote(frame))
-    ends = [*(fault.began_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
+    ends = [*(fault.started_s for fault in faults[1:]), max((frame["t"] for frame in frames), default=0.0)]
     gaps = []
     for fault, end in zip(faults, ends):
-        at = [fault.began_s, *(each for each in done if fault.began_s < each < end), end]
+        at = [fault.started_s, *(each for each in done if fault.started_s < each < end), end]
         gaps.append(max(later - one for one, later in zip(at, at[1:])))
     verdict.figures["gap_s"] = max(gaps)
     if max(gaps) > most_s:
         verdict.failures.append(f"{max(gaps):.1f} s without a result of the server, at most {most_s:g} s")
 
 
-def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
+def _judge_leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
     """Compare what both processes held after the first fault with what they held after the last."""
     allowed = {
         "descriptors": MORE_DESCRIPTORS,
@@ -247,12 +252,12 @@ def _leaks(verdict: Verdict, faults: Sequence[Fault]) -> None:
                 )
 
 
-def _why(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
-    """What the policy said half-way through the longest return."""
+def _describe_return(frames: Sequence[Mapping[str, Any]], faults: Sequence[Fault]) -> str:
+    """Describe the policy's reasons half-way through the longest return."""
     slowest = max(faults, key=lambda fault: (fault.back_s or math.inf) - fault.restored_s)
     middle_s = ((slowest.back_s or math.inf) + slowest.restored_s) / 2
-    said = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
-    return f" (half-way there: {said[-1]})" if said else ""
+    reasons = [frame["why"] for frame in frames if slowest.restored_s <= frame["t"] <= middle_s]
+    return f" (half-way there: {reasons[-1]})" if reasons else ""
 
 
 def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
@@ -268,7 +273,7 @@ def _in_vain(frames: Sequence[Mapping[str, Any]]) -> int:
     return most
 
 
-def _latencies(
+def _judge_latencies(
     verdict: Verdict,
     frames: Sequence[Mapping[str, Any]],
     local_s: Sequence[float],
@@ -278,10 +283,10 @@ def _latencies(
     in_flight: int,
     allows_s: float,
 ) -> None:
-    during = [[frame for frame in frames if fault.began_s <= frame["t"] < fault.restored_s] for fault in faults]
+    during = [[frame for frame in frames if fault.started_s <= frame["t"] < fault.restored_s] for fault in faults]
     total_s = [frame["total_s"] for each in during for frame in each]
     # what the local computation itself took in this run, faults included: it shares the processor with them
-    local = [frame["compute_s"] for frame in frames if computed_here(frame)]
+    local = [frame["compute_s"] for frame in frames if computed_locally(frame)]
     local_p99 = float(np.percentile([*local_s, *local], 99))
     remote = [frame for frame in frames if went_remote(frame)]
     back = [None if fault.back_s is None else fault.back_s - fault.restored_s for fault in faults]
@@ -308,7 +313,7 @@ def _latencies(
         return
     calm = verdict.scenario.split()[0] == "calm"
     if figures["back_s"] is not None and figures["back_s"] > BACK_S:
-        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_why(frames, faults)}")
+        fail(f"frames went to the server again only after {figures['back_s']:.2f} s{_describe_return(frames, faults)}")
     if total_s and figures["during_p99_s"] > local_p99 + allows_s:
         fail(f"p99 during the fault {figures['during_p99_s'] * 1e3:.0f} ms, local {local_p99 * 1e3:.0f} ms")
     if calm and figures["hedge_rate"] > MAX_HEDGE_RATE:

@@ -13,9 +13,9 @@ from edge_offload.errors import Unsupported
 PLACES = ("/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/local/lib/faketime")
 
 
-def library() -> Optional[str]:
-    """Where libfaketime is (the variant for programs with threads); None where it is not installed."""
-    return next((found for place in PLACES for found in sorted(glob.glob(f"{place}/libfaketimeMT.so.1"))), None)
+def find_library() -> Optional[str]:
+    """Find libfaketime (the variant for programs with threads); None where it is not installed."""
+    return next((path for place in PLACES for path in sorted(glob.glob(f"{place}/libfaketimeMT.so.1"))), None)
 
 
 CUSTOMIZE = '''"""A process with a wall clock of its own sleeps in another way, from its start on, as do its children.
@@ -49,10 +49,10 @@ class WallClock:
     """
 
     def __init__(self) -> None:
-        found = library()
-        if found is None:
+        path = find_library()
+        if path is None:
             raise Unsupported("a wall clock that jumps needs libfaketime (Debian: faketime)")
-        self._library = found
+        self._library = path
         self._directory = tempfile.TemporaryDirectory(prefix="edge_offload_clock_")
         self._file = pathlib.Path(self._directory.name) / "offset"
         # not beside the clock: what a process imports from there is this alone
@@ -61,8 +61,8 @@ class WallClock:
         (self._customize / "sitecustomize.py").write_text(CUSTOMIZE, encoding="ascii")
         self.step(0.0)
 
-    def words(self) -> List[str]:
-        """What to put before a command."""
+    def command_prefix(self) -> List[str]:
+        """Return the words to put before a command."""
         path = [str(self._customize), os.environ.get("PYTHONPATH", "")]
         return [
             "env",

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
     from edge_offload.manager.tuning import MOST_IN_FLIGHT
-    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, names
+    from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, list_scenarios
 
     if args.list:
         for name, scenario in SCENARIOS.items():
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     unknown = [name for name in args.scenario if name not in SCENARIOS]
     if unknown:
-        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(names())}")
+        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(list_scenarios())}")
     hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
     if not 0 < hold_s <= 600:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
@@ -98,46 +98,53 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--update and --resume without a file", remedy="say --json FILE")
     to_stdout = args.json == "-"
     file = pathlib.Path(args.json) if args.json and not to_stdout else None
-    held = records.read_list(file, "chaos") if args.update else []
-    verdicts, kept = [], Kept()
+    earlier = records.read_list(file, "chaos") if args.update else []
+    verdicts, saver = [], Kept()
     robot = Robot(args.mode, args.in_flight, args.carry or args.accuracy is not None, args.accuracy, args.turns)
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        for name in args.scenario or names():
-            if args.resume and any(item["scenario"] == labelled(name, args.mode) and item["passed"] for item in held):
+        for name in args.scenario or list_scenarios():
+            if args.resume and any(
+                item["scenario"] == label_scenario(name, args.mode) and item["passed"] for item in earlier
+            ):
                 continue
             verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, robot)
             verdicts.append(verdict)
-            print(line(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
+            print(describe_verdict(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
                 # a run that is cut off keeps what it has found
-                kept("json", lambda: records.write(file, "chaos", merged(held, [record(one) for one in verdicts])))
+                saver(
+                    "json",
+                    lambda: records.write(
+                        file, "chaos", merge_records(earlier, [make_record(one) for one in verdicts])
+                    ),
+                )
     finally:
         signal.signal(signal.SIGTERM, before)
-    kept.settle()
+    saver.settle()
     if to_stdout:
-        print(json.dumps([record(verdict) for verdict in verdicts], indent=2))
+        print(json.dumps([make_record(verdict) for verdict in verdicts], indent=2))
     return 1 if any(verdict.failures for verdict in verdicts) else 0
 
 
-def merged(held: Sequence[Dict[str, Any]], found: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """``found`` and what ``held`` says of other scenarios, in the order of the scenarios."""
-    from edge_offload_benchmarks.chaos.scenarios import names
+def merge_records(earlier: Sequence[Dict[str, Any]], latest: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """``latest`` and what ``earlier`` says of other scenarios, in the order of the scenarios."""
+    from edge_offload_benchmarks.chaos.scenarios import list_scenarios
 
-    by_name = {item["scenario"]: item for item in [*held, *found]}
-    order = [labelled(name, mode) for mode in MODES for name in names()]
+    by_name = {item["scenario"]: item for item in [*earlier, *latest]}
+    order = [label_scenario(name, mode) for mode in MODES for name in list_scenarios()]
     return [by_name[name] for name in order if name in by_name]
 
 
-def labelled(name: str, mode: str) -> str:
-    """What a scenario is called in a record."""
+def label_scenario(name: str, mode: str) -> str:
+    """Return the name of a scenario in a record."""
     return name if mode == "server" else f"{name} ({mode})"
 
 
 @dataclass(frozen=True)
 class Robot:
-    """What the robot does: see the options of the same names."""
+    """Settings of the robot: see the options of the same names."""
 
     mode: str = "server"
     in_flight: int = 1
@@ -145,11 +152,11 @@ class Robot:
     accuracy: Optional[float] = None
     turns: bool = False
 
-    def options(self) -> List[str]:
-        """Of its process."""
-        words = ["--mode", self.mode, "--in-flight", str(self.in_flight)]
-        words += ["--carry"] * self.carry + ["--turns"] * self.turns
-        return words + ([] if self.accuracy is None else ["--accuracy", str(self.accuracy)])
+    def list_options(self) -> List[str]:
+        """Return the options of the robot's process."""
+        arguments = ["--mode", self.mode, "--in-flight", str(self.in_flight)]
+        arguments += ["--carry"] * self.carry + ["--turns"] * self.turns
+        return arguments + ([] if self.accuracy is None else ["--accuracy", str(self.accuracy)])
 
 
 def run_scenario(
@@ -162,18 +169,18 @@ def run_scenario(
     from edge_offload_benchmarks.chaos.verdict import (
         Fault,
         Verdict,
-        computed_here,
-        judge,
+        computed_locally,
         judge_carried,
         judge_gap,
+        judge_run,
         judge_turns,
-        together,
+        merge_verdicts,
     )
 
     scenario, robot = SCENARIOS[name], robot or Robot()
-    name = labelled(name, robot.mode)
+    name = label_scenario(name, robot.mode)
     try:
-        made = scenario.rig((*scenario.robot_options, *robot.options()))
+        made = scenario.make_rig((*scenario.robot_options, *robot.list_options()))
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []
@@ -183,69 +190,80 @@ def run_scenario(
         time.sleep(STEADY_S)
         while len(faults) < repeat and not died:
             scenario.harm(rig, hold_s)
-            began_s, restored_s = rig.marks["fault"], rig.marks["restored"]
+            started_s, restored_s = rig.marks["fault"], rig.marks["restored"]
             back_s = rig.wait_remote(restored_s, RECOVER_S)
             time.sleep(SETTLE_S)
-            died = [f"the {side} died: {process.said()[-300:]}" for side, process in rig.sides() if not process.alive]
-            faults.append(Fault(began_s, restored_s, back_s, {} if died else rig.usage()))
+            died = [
+                f"the {side} died: {process.read_stderr()[-300:]}"
+                for side, process in rig.list_sides()
+                if not process.alive
+            ]
+            faults.append(Fault(started_s, restored_s, back_s, {} if died else rig.measure_usage()))
         if died:
             return Verdict(name, failures=died)
-        summary, frames, carried, verdicts = rig.summary(), rig.frames(), rig.carried(), {}
+        summary, frames, carried, verdicts = rig.end_robot(), rig.read_frames(), rig.read_carried(), {}
         for task in rig.tasks:
-            own = [frame for frame in frames if frame["task"] == task]
+            task_frames = [frame for frame in frames if frame["task"] == task]
             # networks share the robot's processor, faults and all
-            others = [frame["compute_s"] for frame in frames if frame["task"] != task and computed_here(frame)]
-            told = {**summary, "summary": (summary.get("summary") or {}).get(task)}
-            found = judge(
-                name, own, told, [*rig.ready["local_s"], *others], faults, scenario.outage, timing, robot.in_flight,
+            others = [frame["compute_s"] for frame in frames if frame["task"] != task and computed_locally(frame)]
+            task_summary = {**summary, "summary": (summary.get("summary") or {}).get(task)}
+            judged = judge_run(
+                name,
+                task_frames,
+                task_summary,
+                [*rig.ready["local_s"], *others],
+                faults,
+                scenario.outage,
+                timing,
+                robot.in_flight,
                 allows_s=math.inf if scenario.gap_s else scenario.allows_s,
-            )  # fmt: skip
+            )
             if scenario.gap_s:
-                judge_gap(found, own, faults, scenario.gap_s)
+                judge_gap(judged, task_frames, faults, scenario.gap_s)
             if task in carried:
                 # a clock of its own costs a process time, and the thread that carries looks at it for every frame
                 fps = FPS / 2 if scenario.clocks else FPS
-                judge_carried(found, carried[task], fps, timing, faults if scenario.stands_still else ())
+                judge_carried(judged, carried[task], fps, timing, faults if scenario.stands_still else ())
             elif robot.carry:
-                found.failures.append("the robot did not say what left")
-            verdicts[task] = found
-        verdict = together(name, verdicts)
+                judged.failures.append("the robot did not say what left")
+            verdicts[task] = judged
+        verdict = merge_verdicts(name, verdicts)
         if robot.turns:
             judge_turns(verdict, frames, rig.tasks)
         if robot.accuracy is not None and not summary.get("followed"):
             verdict.failures.append("the robot followed no turn")
         if not verdict.figures:
-            verdict.failures.append(rig.robot.said()[-500:])
+            verdict.failures.append(rig.robot.read_stderr()[-500:])
     return verdict
 
 
-def line(verdict: Verdict) -> str:
+def describe_verdict(verdict: Verdict) -> str:
     """One line for a person."""
     if verdict.skipped:
         return f"{verdict.scenario:16} skipped: {verdict.skipped}"
     figures = verdict.figures
-    words = ["ok" if verdict.passed else "FAILED"]
+    parts = ["ok" if verdict.passed else "FAILED"]
     if figures:
-        words.append(f"{figures['frames']} results, {figures['remote']} remote, {figures['hedge_rate']:.1%} hedged")
-        words.append(f"local p99 {figures['local_p99_s'] * 1e3:.0f} ms")
+        parts.append(f"{figures['frames']} results, {figures['remote']} remote, {figures['hedge_rate']:.1%} hedged")
+        parts.append(f"local p99 {figures['local_p99_s'] * 1e3:.0f} ms")
         if "during_p99_s" in figures:
             worst, slowest = figures["during_p99_s"], figures["during_max_s"]
-            words.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
+            parts.append(f"during the fault p99 {worst * 1e3:.0f} ms, max {slowest * 1e3:.0f} ms")
         if "left" in figures:
-            words.append(f"{figures['left']} left, p99 {figures['late_p99_s'] * 1e3:.0f} ms after the frame")
+            parts.append(f"{figures['left']} left, p99 {figures['late_p99_s'] * 1e3:.0f} ms after the frame")
         if "turns" in figures:
-            words.append("turns " + ", ".join(f"{task} {many}" for task, many in figures["turns"].items()))
+            parts.append("turns " + ", ".join(f"{task} {many}" for task, many in figures["turns"].items()))
         if "gap_s" in figures:
-            words.append(f"at most {figures['gap_s']:.2f} s without the server")
+            parts.append(f"at most {figures['gap_s']:.2f} s without the server")
         elif figures["back_s"] is not None:
-            words.append(f"back after {figures['back_s']:.2f} s")
+            parts.append(f"back after {figures['back_s']:.2f} s")
         for side in ("robot", "server"):
             before, after = figures[side]["private"]
-            words.append(f"{side} {(after - before) / 1e6:+.1f} MB")
-    return f"{verdict.scenario:16} " + "; ".join([*words, *verdict.failures])
+            parts.append(f"{side} {(after - before) / 1e6:+.1f} MB")
+    return f"{verdict.scenario:16} " + "; ".join([*parts, *verdict.failures])
 
 
-def record(verdict: Verdict) -> Dict[str, Any]:
+def make_record(verdict: Verdict) -> Dict[str, Any]:
     """The record ``chaos``."""
     failures: List[str] = verdict.failures
     return {

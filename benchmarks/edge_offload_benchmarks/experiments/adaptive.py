@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_research.emulate.trace import load_trace, named_link
 
     if args.launch is not None:
-        return _launch(args)
+        return _run_launches(args)
     if min(args.slowdown) < 1 or args.frames < 2 or args.seeds < 1 or args.deadline < 0 or args.rtt_ms < 0:
         raise BadInput("--slowdown and --seeds are at least 1, --frames at least 2, --deadline and --rtt-ms at least 0")
     trace = load_trace(args.trace) if args.trace is not None else named_link("wifi_indoors").up
@@ -108,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
     else:
         loads = workload.measure(args.model, args.slowdown, args.frames, not args.no_split)
         source = f"{args.model}, measured"
-    kept = Kept()
+    saver = Kept()
     if args.save_workload:
-        kept("workload", lambda: workload.save_workload(args.save_workload, loads[0][0]))
+        saver("workload", lambda: workload.save_workload(args.save_workload, loads[0][0]))
     experiments = []
     for slowdown, (costs, planned) in zip(args.slowdown, loads):
         for name, item in traces.items():
             seconds = args.seconds or item.period_s
-            rows = compare(
+            rows = compare_policies(
                 costs,
                 item,
                 seconds,
@@ -128,21 +128,21 @@ def run(args: argparse.Namespace) -> int:
             )
             experiment = {
                 "trace": name, "seconds": seconds, "slowdown": slowdown, "workload": workload.describe(costs),
-                "rows": rows, "bars": bars(rows, args.policy, bool(dead_times(item))),
+                "rows": rows, "bars": judge_bars(rows, args.policy, bool(dead_times(item))),
             }  # fmt: skip
             experiments.append(experiment)
-            show(experiment)
+            show_experiment(experiment)
     record = {"source": source, "load_average": os.getloadavg()[0], "experiments": experiments}
     if args.json is not None:
-        kept("json", lambda: records.write(args.json, "adaptive_bench", record))
+        saver("json", lambda: records.write(args.json, "adaptive_bench", record))
     if args.plot is not None:
-        draw(experiments, args.plot)
+        draw_bars(experiments, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
-    kept.settle()
+    saver.settle()
     return 0
 
 
-def _launch(args: argparse.Namespace) -> int:
+def _run_launches(args: argparse.Namespace) -> int:
     """Real processes: see :mod:`edge_offload_benchmarks.launched`."""
     import shutil
 
@@ -155,15 +155,15 @@ def _launch(args: argparse.Namespace) -> int:
         raise Unsupported("there is no roslaunch here", remedy="source devel/setup.bash")
     if args.turns < 1 or args.lead < 0 or not all("=" in item for item in args.launch):
         raise BadInput("--turns is at least 1, --lead at least 0, arguments are NAME=VALUE")
-    if "server" not in args.held or not set(args.held) <= set(launched.HELD):
-        raise BadInput(f"--held takes server, and others of {', '.join(launched.HELD)}")
+    if "server" not in args.held or not set(args.held) <= set(launched.FIXED_MODES):
+        raise BadInput(f"--held takes server, and others of {', '.join(launched.FIXED_MODES)}")
     arguments = {"link": "wifi_indoors", **dict(item.replace(":=", "=").split("=", 1) for item in args.launch)}
     if args.trace is not None:
         arguments["link"] = str(args.trace.resolve())
     constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
-    truth = named_link(arguments["link"]).up.mean() if constant else 0.0
-    record = launched.compare(args.turns, args.lead, args.seconds or 300.0, arguments, truth, keep=args.keep,
-                              held=args.held)  # fmt: skip
+    truth = named_link(arguments["link"]).up.mean_rate() if constant else 0.0
+    record = launched.compare_modes(args.turns, args.lead, args.seconds or 300.0, arguments, truth, folder=args.keep,
+                              modes=args.held)  # fmt: skip
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:
@@ -173,7 +173,7 @@ def _launch(args: argparse.Namespace) -> int:
     return 0
 
 
-def show(experiment: Dict[str, Any]) -> None:
+def show_experiment(experiment: Dict[str, Any]) -> None:
     """One table, and what of it is held to something."""
     print(f"\n{experiment['trace']}, {experiment['seconds']:.0f} s, robot slowed {experiment['slowdown']:g} times")
     print(f"a frame: {experiment['workload']}")
@@ -191,7 +191,7 @@ def show(experiment: Dict[str, Any]) -> None:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
 
 
-def compare(
+def compare_policies(
     costs: Sequence[ModeCost],
     trace: Trace,
     seconds: float,
@@ -224,16 +224,16 @@ def compare(
         runs[Mode.SPLIT.value] = drive(holding, planned)
         for number in planned.all_plans():
             if not planned.is_local(number):
-                runs[f"plan {number}: {planned.names[number]}"] = drive(holding, planned.held(number), 1)
+                runs[f"plan {number}: {planned.names[number]}"] = drive(holding, planned.of_plan(number), 1)
     oracle = OraclePolicy(lambda now: {})
     knowing = VirtualRobot(costs, trace, oracle, rtt_s, deadline_s, seed, planned)
     oracle.latencies_s = knowing.latencies
     runs["oracle"] = [knowing.run(seconds)]
     best = statistics.mean(runs["oracle"][0].latencies_s)
-    return [_row(name, result, best, deadline_s, trace) for name, result in runs.items()]
+    return [_row_of(name, result, best, deadline_s, trace) for name, result in runs.items()]
 
 
-def _row(name: str, runs: Sequence[Run], best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
+def _row_of(name: str, runs: Sequence[Run], best_s: float, deadline_s: Optional[float], trace: Trace) -> Dict[str, Any]:
     from edge_offload import records
 
     latencies = [seconds for run in runs for seconds in run.latencies_s]
@@ -244,10 +244,10 @@ def _row(name: str, runs: Sequence[Run], best_s: float, deadline_s: Optional[flo
     cut_off: List[float] = []
     waited: Dict[Any, int] = {}
     for number, run in enumerate(runs):
-        for began, seconds, in_vain in zip(run.began_s, run.latencies_s, run.waited):
-            outage = next((first for first, last in dead if first <= began % trace.period_s < last), None)
+        for frame_s, seconds, in_vain in zip(run.started_s, run.latencies_s, run.waited):
+            outage = next((first for first, last in dead if first <= frame_s % trace.period_s < last), None)
             if outage is not None and in_vain:
-                which = (number, began // trace.period_s, outage)
+                which = (number, frame_s // trace.period_s, outage)
                 waited[which] = waited.get(which, 0) + 1
             elif outage is not None:
                 cut_off.append(seconds)
@@ -273,85 +273,91 @@ def _row(name: str, runs: Sequence[Run], best_s: float, deadline_s: Optional[flo
 
 def dead_times(trace: Trace) -> List[Any]:
     """(first, last) seconds of every stretch of a second or more without any bandwidth."""
-    found: List[Any] = []
+    outages: List[Any] = []
     since = math.nan
     for start, rate in [*zip(trace.starts_s, trace.bytes_per_s), (trace.period_s, math.inf)]:
         if rate <= 0 and math.isnan(since):
             since = start
         elif rate > 0 and not math.isnan(since):
             if start - since >= 1.0:
-                found.append((since, start))
+                outages.append((since, start))
             since = math.nan
-    return found
+    return outages
 
 
-def bars(rows: Sequence[Dict[str, Any]], policy: str, outages: bool) -> List[Dict[str, Any]]:
-    """What the policy is held to on this trace: name, measured value in words, and whether it is met."""
+def judge_bars(rows: Sequence[Dict[str, Any]], policy: str, outages: bool) -> List[Dict[str, Any]]:
+    """Judge the policy on this trace: name, measured value as text, and whether the bar is met."""
     by_name = {row["policy"]: row for row in rows}
-    own, oracle, local = by_name[policy], by_name["oracle"], by_name["local"]
-    held = {name: row["latency_s"]["mean"] for name, row in by_name.items() if name not in (policy, "oracle")}
-    mean = own["latency_s"]["mean"]
-    best = min(held, key=lambda name: held[name])
-    found = []
+    policy_row, oracle, local = by_name[policy], by_name["oracle"], by_name["local"]
+    other_means = {name: row["latency_s"]["mean"] for name, row in by_name.items() if name not in (policy, "oracle")}
+    mean = policy_row["latency_s"]["mean"]
+    best = min(other_means, key=lambda name: other_means[name])
+    results = []
 
-    def bar(name: str, value: str, met: bool) -> None:
-        found.append({"name": name, "value": value, "met": met})
+    def add_bar(name: str, value: str, met: bool) -> None:
+        results.append({"name": name, "value": value, "met": met})
 
     above = mean / oracle["latency_s"]["mean"] - 1
-    versus = f"{mean * 1e3:.1f} ms against {held[best] * 1e3:.1f} ms ({best})"
+    versus = f"{mean * 1e3:.1f} ms against {other_means[best] * 1e3:.1f} ms ({best})"
     if outages:
-        apart, chance = zip(*(difference(own, by_name[name]) for name in held))
-        closest = max(range(len(apart)), key=lambda place: apart[place] + chance[place])
-        words = f"{apart[closest] * 1e3:+.2f} ms to {list(held)[closest]}"
-        if own.get("seeds", 1) < 2:
-            words += ", one seed, so chance is not told (--seeds 6)"
+        distances, chance = zip(*(mean_difference(policy_row, by_name[name]) for name in other_means))
+        closest = max(range(len(distances)), key=lambda place: distances[place] + chance[place])
+        margin = f"{distances[closest] * 1e3:+.2f} ms to {list(other_means)[closest]}"
+        if policy_row.get("seeds", 1) < 2:
+            margin += ", one seed, so chance is not told (--seeds 6)"
         else:
-            words += f", 95 % within {chance[closest] * 1e3:.2f} ms of that over {own['seeds']} seeds"
-        below = all(mean_s + error_s < 0 for mean_s, error_s in zip(apart, chance))
-        bar("mean strictly below everything that is held, beyond chance", f"{versus}; {words}", below)
-        waited = own["outage_waited"]
-        bar("at most one frame per outage waits in vain, the one that finds out", str(waited), waited <= 1)
-        extra = own["outage_p99_s"] - local["latency_s"]["p99"]
-        bar(
+            margin += f", 95 % within {chance[closest] * 1e3:.2f} ms of that over {policy_row['seeds']} seeds"
+        below = all(mean_s + error_s < 0 for mean_s, error_s in zip(distances, chance))
+        add_bar("mean strictly below everything that is held, beyond chance", f"{versus}; {margin}", below)
+        waited = policy_row["outage_waited"]
+        add_bar("at most one frame per outage waits in vain, the one that finds out", str(waited), waited <= 1)
+        extra = policy_row["outage_p99_s"] - local["latency_s"]["p99"]
+        add_bar(
             f"p99 of all others in outages at most {OUTAGE_S * 1e3:.0f} ms above local p99",
             f"{extra * 1e3:+.1f} ms",
             extra <= OUTAGE_S,
         )
     else:
-        bar(f"mean within {OF_ORACLE:.0%} of the oracle's", f"{above:+.1%}", above <= OF_ORACLE)
-        bar(f"mean at most {OF_BEST:.0%} above the best that is held", versus, mean <= (1 + OF_BEST) * held[best])
-        plans = {name: seconds for name, seconds in held.items() if name.startswith("plan ")}
+        add_bar(f"mean within {OF_ORACLE:.0%} of the oracle's", f"{above:+.1%}", above <= OF_ORACLE)
+        add_bar(
+            f"mean at most {OF_BEST:.0%} above the best that is held", versus, mean <= (1 + OF_BEST) * other_means[best]
+        )
+        plans = {name: seconds for name, seconds in other_means.items() if name.startswith("plan ")}
         if plans:
             best = min(plans, key=lambda name: plans[name])
             versus = f"{mean * 1e3:.1f} ms against {plans[best] * 1e3:.1f} ms ({best})"
-            bar("mean below every plan that is held", versus, mean < plans[best])
-        bar(f"at most {HEDGED:.0%} of the frames hedged", f"{own['hedge_rate']:.1%}", own["hedge_rate"] <= HEDGED)
-    share = own["remote_when_faster"]
+            add_bar("mean below every plan that is held", versus, mean < plans[best])
+        add_bar(
+            f"at most {HEDGED:.0%} of the frames hedged",
+            f"{policy_row['hedge_rate']:.1%}",
+            policy_row["hedge_rate"] <= HEDGED,
+        )
+    share = policy_row["remote_when_faster"]
     if share is not None:
-        bar(
+        add_bar(
             f"{REMOTE:.0%} of the frames that are forecast to be faster remotely go there",
             f"{share:.1%}",
             share >= REMOTE,
         )
-    return found
+    return results
 
 
-def difference(own: Dict[str, Any], other: Dict[str, Any]) -> Tuple[float, float]:
+def mean_difference(one_row: Dict[str, Any], other: Dict[str, Any]) -> Tuple[float, float]:
     """Mean of a row minus that of another (seconds), and how far chance may have moved it.
 
     Runs of the same seed are paired; the second number is then half of the 95 % confidence interval of the mean of
     their differences (Student). A row of fewer seeds is compared on those alone, within the spread of the other's.
     """
-    mine, theirs = own.get("seed_means_s", []), other.get("seed_means_s", [])
+    mine, theirs = one_row.get("seed_means_s", []), other.get("seed_means_s", [])
     if len(mine) < 2:
-        return own["latency_s"]["mean"] - other["latency_s"]["mean"], 0.0
+        return one_row["latency_s"]["mean"] - other["latency_s"]["mean"], 0.0
     if len(theirs) < len(mine):
         return statistics.mean(mine) - statistics.mean(theirs), max(mine) - statistics.mean(mine)
     from scipy.stats import t
 
-    apart = [one - another for one, another in zip(mine, theirs)]
-    half = t.ppf(0.975, len(apart) - 1) * statistics.stdev(apart) / math.sqrt(len(apart))
-    return statistics.mean(apart), float(half)
+    differences = [one - another for one, another in zip(mine, theirs)]
+    half = t.ppf(0.975, len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.mean(differences), float(half)
 
 
 def with_outages(trace: Trace) -> Trace:
@@ -373,18 +379,18 @@ def with_outages(trace: Trace) -> Trace:
     return Trace(tuple(starts), tuple(rates), len(starts) * step)
 
 
-def draw(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+def draw_bars(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Mean and 99th percentile of every row, a panel per experiment."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
-    with panels(path, len(experiments), 1, (8, 0.6 + 2.6 * len(experiments))) as grid:
+    with open_panels(path, len(experiments), 1, (8, 0.6 + 2.6 * len(experiments))) as grid:
         for panel, experiment in zip(grid[:, 0], experiments):
             rows = experiment["rows"][::-1]
             names = [row["policy"] for row in rows]
             means = [row["latency_s"]["mean"] * 1e3 for row in rows]
             tails = [row["latency_s"]["p99"] * 1e3 for row in rows]
             panel.barh(names, tails, color="#d5dbe3", label="p99")
-            colors = ["#c2410c" if name not in held_names(names) else "#3b6ea5" for name in names]
+            colors = ["#c2410c" if name not in compared_names(names) else "#3b6ea5" for name in names]
             panel.barh(names, means, height=0.5, color=colors, label="mean")
             for place, mean in enumerate(means):
                 panel.text(mean, place, f" {mean:.0f}", va="center", fontsize=8)
@@ -397,7 +403,7 @@ def draw(experiments: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
         )
 
 
-def held_names(names: Sequence[str]) -> List[str]:
+def compared_names(names: Sequence[str]) -> List[str]:
     """Rows in which something was held, rather than chosen per frame."""
     from edge_offload.mode import names as modes
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         plans = {args.trace.stem: load_trace(args.trace)}
     else:
-        plans = {name: scenario(name) for name in args.scenario or SCENARIOS}
+        plans = {name: make_scenario(name) for name in args.scenario or SCENARIOS}
     rows = []
     heads = ("scenario", "way", "error mean", "p50", "p90", "lag of drops", "rises", "flaps/min")
     print("{:18} {:5} {:>10} {:>6} {:>6} {:>13} {:>7} {:>9}".format(*heads))
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         fps = 0.0 if name == "idle" else args.fps
         measured = measure(trace, args.seconds, args.up_kb * 1e3, args.down_kb * 1e3, fps)
         for way, samples in measured.items():
-            row = {"scenario": name, "direction": way, "seconds": args.seconds, "fps": fps, **judge(samples)}
+            row = {"scenario": name, "direction": way, "seconds": args.seconds, "fps": fps, **judge_samples(samples)}
             rows.append(row)
             shown = {key: math.nan if row[key] is None else row[key] for key in ("drop_lag_s", "rise_lag_s")}
             print(
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def scenario(name: str) -> Trace:
+def make_scenario(name: str) -> Trace:
     """One of :data:`SCENARIOS` as a trace."""
     from edge_offload_research.emulate.trace import Trace
 
@@ -113,7 +113,7 @@ def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) ->
     from edge_offload_research.emulate.trace import Link
 
     answer = bytes(int(down))
-    found: Dict[str, List[Sample]] = {"up": [], "down": []}
+    samples: Dict[str, List[Sample]] = {"up": [], "down": []}
     with tempfile.TemporaryDirectory() as directory:
         keys = KeyStore(directory)
         with Listener(welcome=lambda *_: {}, handle=lambda request: request.reply({}, [answer]), keys=keys) as listener:
@@ -125,29 +125,29 @@ def measure(trace: Trace, seconds: float, up: float, down: float, fps: float) ->
                 emulator.set_link(link)
                 prober = Prober(client).start()
                 stop = threading.Event()
-                sender = threading.Thread(target=_send, args=(client, int(up), fps, stop), daemon=True)
+                sender = threading.Thread(target=_send_frames, args=(client, int(up), fps, stop), daemon=True)
                 sender.start()
-                began = time.monotonic()
+                started_at = time.monotonic()
                 try:
-                    while time.monotonic() - began < seconds:
+                    while time.monotonic() - started_at < seconds:
                         time.sleep(READ_S)
                         stats, reading = emulator.stats(), client.estimator.make_reading(time.monotonic())
-                        t = time.monotonic() - began
-                        found["up"].append(Sample(t, stats["bytes_per_s_up"], reading.uplink))
-                        found["down"].append(Sample(t, stats["bytes_per_s_down"], reading.downlink))
+                        t = time.monotonic() - started_at
+                        samples["up"].append(Sample(t, stats["bytes_per_s_up"], reading.uplink))
+                        samples["down"].append(Sample(t, stats["bytes_per_s_down"], reading.downlink))
                 finally:
                     stop.set()
                     sender.join()
                     prober.close()
-    return found
+    return samples
 
 
-def _send(client: Any, size: int, fps: float, stop: threading.Event) -> None:
+def _send_frames(client: Any, size: int, fps: float, stop: threading.Event) -> None:
     from edge_offload.errors import EdgeOffloadError
 
     payload = bytes(size)
     while fps and not stop.is_set():
-        began = time.monotonic()
+        started_at = time.monotonic()
         future = client.request("frame", {}, [payload], timeout_s=30.0)
         while not stop.is_set() and not future.done():
             stop.wait(0.002)
@@ -156,16 +156,16 @@ def _send(client: Any, size: int, fps: float, stop: threading.Event) -> None:
                 future.result()
             except EdgeOffloadError:
                 stop.wait(0.05)
-        stop.wait(max(0.0, 1 / fps - (time.monotonic() - began)))
+        stop.wait(max(0.0, 1 / fps - (time.monotonic() - started_at)))
 
 
-def judge(samples: Sequence[Sample]) -> Dict[str, Any]:
+def judge_samples(samples: Sequence[Sample]) -> Dict[str, Any]:
     """Error, lags and flaps of one direction."""
     import numpy as np
 
     # the first second finds the link
     errors = [abs(s.estimate - s.truth) / s.truth for s in samples if s.truth > NOTHING and s.t_s > 1.0]
-    drops, rises = lags(samples)
+    drops, rises = measure_lags(samples)
     minutes = max(samples[-1].t_s / 60, 1e-9)
     return {
         "error_mean": float(np.mean(errors)) if errors else 0.0,
@@ -175,12 +175,12 @@ def judge(samples: Sequence[Sample]) -> Dict[str, Any]:
         "rise_lag_s": max(rises, default=None),
         "drops": len(drops),
         "rises": len(rises),
-        "flaps_per_min": flaps(samples) / minutes,
+        "flaps_per_min": count_flaps(samples) / minutes,
     }
 
 
-def lags(samples: Sequence[Sample]) -> Tuple[List[float], List[float]]:
-    """Seconds from every step of the truth to the estimate that has followed it: of drops, of rises."""
+def measure_lags(samples: Sequence[Sample]) -> Tuple[List[float], List[float]]:
+    """Measure the seconds from every step of the truth to the estimate that has followed it: of drops, of rises."""
     drops: List[float] = []
     rises: List[float] = []
     for i in range(1, len(samples)):
@@ -197,7 +197,7 @@ def lags(samples: Sequence[Sample]) -> Tuple[List[float], List[float]]:
     return drops, rises
 
 
-def flaps(samples: Sequence[Sample]) -> int:
+def count_flaps(samples: Sequence[Sample]) -> int:
     """Jumps of the estimate that no change of the truth in the last 1.5 s explains."""
     count = 0
     for before, after in zip(samples, samples[1:]):

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print("{:>4} {:>5} {:>6} {:>11} {:>12} {:>7} {:>17} {:>9} {:>8}".format(*heads))
     for _ in range(args.runs):
-        row = measure(args.busy, args.seconds, args.fall_seconds)
+        row = measure_link(args.busy, args.seconds, args.fall_seconds)
         rows.append(row)
         followed = "never" if row["followed_s"] is None else f"{row['followed_s']:.2f} s"
         rates = " ".join(f"{row['uplink_mbps'][name]:.0f}" for name in ("p5", "p50", "p95"))
@@ -96,35 +96,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(busy: int, seconds: float, fall_s: float) -> Dict[str, Any]:
+def measure_link(busy: int, seconds: float, fall_s: float) -> Dict[str, Any]:
     """One run: the constant link, then its fall."""
     from edge_offload_benchmarks.chaos.rig import MBPS, Rig
 
-    with Rig(["--size", str(SIZE), "--slowdown", str(SLOWDOWN)]) as rig, burning(busy, seconds + fall_s):
-        favoured = favour("edge_offload-emulator")
+    with Rig(["--size", str(SIZE), "--slowdown", str(SLOWDOWN)]) as rig, burn_cores(busy, seconds + fall_s):
+        favoured = favour_thread("edge_offload-emulator")
         time.sleep(SETTLING_S)
-        began = time.monotonic()
+        started_at = time.monotonic()
         time.sleep(seconds)
         load = os.getloadavg()[0]
         rig.emulator.set(mbps=FALL * MBPS)
         fell = time.monotonic()
         time.sleep(fall_s)
         frames = frames_of(rig)
-    steady = [frame for frame in frames if began <= frame["t"] < fell - frame["total_s"]]
+    steady = [frame for frame in frames if started_at <= frame["t"] < fell - frame["total_s"]]
     after = [frame for frame in frames if frame["t"] >= fell]
-    row = {"busy": busy, "cores": os.cpu_count(), "load_average": load, "link_favoured": favoured, "mbps": MBPS,
-           "seconds": fell - began, **judge(steady, (fell - began) / 60), **judge_fall(after, fell)}  # fmt: skip
-    return {**row, "bars": bars(row)}
+    row = {
+        "busy": busy,
+        "cores": os.cpu_count(),
+        "load_average": load,
+        "link_favoured": favoured,
+        "mbps": MBPS,
+        "seconds": fell - started_at,
+        **judge_frames(steady, (fell - started_at) / 60),
+        **judge_fall(after, fell),
+    }
+    return {**row, "bars": judge_bars(row)}
 
 
 def frames_of(rig: Rig) -> List[Dict[str, Any]]:
     """The frames of the robot, once it has ended."""
-    rig.summary()
-    return rig.frames()
+    rig.end_robot()
+    return rig.read_frames()
 
 
-def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
-    """What the frames of the constant link say.
+def judge_frames(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
+    """Summarise the frames of the constant link.
 
     Raises:
         RemoteError: they are too few.
@@ -132,23 +140,25 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
     from edge_offload.errors import RemoteError
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
-    known = [frame for frame in frames if frame["forecast_s"]]
-    if len(known) < 2:
-        raise RemoteError(f"only {len(known)} frames were finished", remedy="give it more --seconds")
+    forecasted = [frame for frame in frames if frame["forecast_s"]]
+    if len(forecasted) < 2:
+        raise RemoteError(f"only {len(forecasted)} frames were finished", remedy="give it more --seconds")
     # a frame that ended in another mode is not what was forecast
-    ratios = [f["forecast_s"] / f["total_s"] for f in known if f["mode"] == f["asked"]]
-    asked = [frame["asked"] for frame in frames]
-    changes = sum(one != another for one, another in zip(asked, asked[1:]))
+    ratios = [f["forecast_s"] / f["total_s"] for f in forecasted if f["mode"] == f["asked"]]
+    requested = [frame["asked"] for frame in frames]
+    changes = sum(one != another for one, another in zip(requested, requested[1:]))
     return {
         "frames": len(frames),
         "changes": changes,
         "changes_per_min": max(0, changes - 1) / minutes,
         "server_share": sum(frame["mode"] == "server" for frame in frames) / len(frames),
-        "total_s": {mode: spread([f["total_s"] for f in frames if f["mode"] == mode]) for mode in ("local", "server")},
-        "ratio": spread([max(ratio, 1 / ratio) for ratio in ratios]),
-        "worst_forecast_s": max(frame["worst_s"] for frame in known),
-        "worst_error_s": max(frame["forecast_error_s"] for frame in known),
-        "uplink_mbps": spread([f["uplink"] / BYTES_PER_MBIT for f in frames if f["uplink"] > 0]),
+        "total_s": {
+            mode: percentiles_of([f["total_s"] for f in frames if f["mode"] == mode]) for mode in ("local", "server")
+        },
+        "ratio": percentiles_of([max(ratio, 1 / ratio) for ratio in ratios]),
+        "worst_forecast_s": max(frame["worst_s"] for frame in forecasted),
+        "worst_error_s": max(frame["forecast_error_s"] for frame in forecasted),
+        "uplink_mbps": percentiles_of([f["uplink"] / BYTES_PER_MBIT for f in frames if f["uplink"] > 0]),
         "scheduling_s": {
             side: statistics.median(frame["scheduling_s"][place] for frame in frames)
             for place, side in enumerate(("robot", "server"))
@@ -156,7 +166,7 @@ def judge(frames: Sequence[Dict[str, Any]], minutes: float) -> Dict[str, Any]:
     }
 
 
-def spread(values: Sequence[float]) -> Dict[str, float]:
+def percentiles_of(values: Sequence[float]) -> Dict[str, float]:
     """5th, 50th and 95th percentile; zeros if there is nothing."""
     import numpy as np
 
@@ -164,7 +174,7 @@ def spread(values: Sequence[float]) -> Dict[str, float]:
 
 
 def judge_fall(frames: Sequence[Dict[str, Any]], fell: float) -> Dict[str, Any]:
-    """What the frames after the fall say."""
+    """Summarise the frames after the fall."""
     from edge_offload_benchmarks.chaos.rig import MBPS
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
@@ -180,10 +190,10 @@ def judge_fall(frames: Sequence[Dict[str, Any]], fell: float) -> Dict[str, Any]:
     }
 
 
-def bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """What is held: name, value in words, whether it is met."""
+def judge_bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """Judge the row: name, value as text, and whether the bar is met."""
     followed = row["followed_s"]
-    told = "never" if followed is None else f"{followed:.2f} s"
+    reaction = "never" if followed is None else f"{followed:.2f} s"
     return [
         {
             "name": f"at most {CHANGES:g} mode changes a minute after the first",
@@ -197,14 +207,14 @@ def bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
         },
         {
             "name": f"a fall to a tenth followed within {FOLLOWED_S:g} s",
-            "value": told,
+            "value": reaction,
             "met": followed is not None and followed <= FOLLOWED_S,
         },
     ]
 
 
 @contextlib.contextmanager
-def burning(count: int, seconds: float) -> Iterator[None]:
+def burn_cores(count: int, seconds: float) -> Iterator[None]:
     """Busy processes meanwhile; they end by themselves, too."""
     command = [sys.executable, "-c", _BUSY, str(SETTLING_S + seconds + SPARE_S)]
     processes = [subprocess.Popen(command) for _ in range(count)]
@@ -217,7 +227,7 @@ def burning(count: int, seconds: float) -> Iterator[None]:
             process.wait()
 
 
-def favour(name: str) -> bool:
+def favour_thread(name: str) -> bool:
     """Let a thread of this process go first; False where that is not allowed."""
     for thread in threading.enumerate():
         if thread.name == name and thread.native_id is not None:

@@ -77,14 +77,18 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(max(1, args.threads))
     cv2.setNumThreads(max(1, args.threads))
-    parts: Dict[str, Callable[[argparse.Namespace], Any]] = {"people": _people, "scenes": _scenes, "cost": _cost}
+    parts: Dict[str, Callable[[argparse.Namespace], Any]] = {
+        "people": _measure_people,
+        "scenes": _measure_scenes,
+        "cost": _measure_cost,
+    }
     record = {name: part(args) for name, part in parts.items() if args.only in (None, name)}
     if args.json:
         records.write(args.json, "carry_bench", record)
     return 0
 
 
-def _people(args: argparse.Namespace) -> Dict[str, Any]:
+def _measure_people(args: argparse.Namespace) -> Dict[str, Any]:
     from edge_offload.errors import BadInput
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import Video
@@ -100,7 +104,7 @@ def _people(args: argparse.Namespace) -> Dict[str, Any]:
     tracker, flow = Tracker(), FlowCarrier()
     video = Video(args.video)
     results: Dict[int, List[TrackedPerson]] = {}
-    found: Dict[Tuple[str, int], Dict[int, List[TrackedPerson]]] = {}
+    carried: Dict[Tuple[str, int], Dict[int, List[TrackedPerson]]] = {}
     for number, (_, bgr) in enumerate(video.frames(args.frames.stop)):
         if number < first:
             continue
@@ -110,16 +114,16 @@ def _people(args: argparse.Namespace) -> Dict[str, Any]:
         for late in FRAMES:
             source = number - late
             if number in labelled and source >= args.frames.start:
-                held, then = results[source], round(source / video.fps * 1e9)
-                found.setdefault(("held", late), {})[number] = held
-                found.setdefault(("velocity", late), {})[number] = [_gone_on(p, late / video.fps) for p in held]
-                found.setdefault(("carried", late), {})[number] = flow.carry(held, then, now)
+                result, then = results[source], round(source / video.fps * 1e9)
+                carried.setdefault(("held", late), {})[number] = result
+                carried.setdefault(("velocity", late), {})[number] = [_extrapolate(p, late / video.fps) for p in result]
+                carried.setdefault(("carried", late), {})[number] = flow.carry(result, then, now)
     rows: List[Dict[str, Any]] = []
-    for (method, late), frames in found.items():
+    for (method, late), frames in carried.items():
         people = [_as_people(frames[number]) for number in frames]
         figures = evaluation.figures(people, [labelled[number] for number in frames], 0.0, BLOCKS, False)
-        kept = ("frames", "people", "recall", "precision", "f1", "f1_interval")
-        rows.append({"method": method, "late": late, **{name: figures[name] for name in kept}})
+        columns = ("frames", "people", "recall", "precision", "f1", "f1_interval")
+        rows.append({"method": method, "late": late, **{name: figures[name] for name in columns}})
     for row in rows:
         low_high = "[{:.3f}, {:.3f}]".format(*row["f1_interval"])
         print(f"people, {row['late']:>2} frames old, {row['method']:<9} F1 {row['f1']:.3f} {low_high}")
@@ -131,7 +135,7 @@ def _people(args: argparse.Namespace) -> Dict[str, Any]:
     }
 
 
-def _gone_on(person: TrackedPerson, seconds: float) -> TrackedPerson:
+def _extrapolate(person: TrackedPerson, seconds: float) -> TrackedPerson:
     import numpy as np
 
     return replace(person, box=person.box + np.tile(person.velocity * seconds, 2))
@@ -149,7 +153,7 @@ def _as_people(people: Sequence[TrackedPerson]) -> People:
     )
 
 
-def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
+def _measure_scenes(args: argparse.Namespace) -> Dict[str, Any]:
     import torch
 
     from edge_offload.models.sconet.baselines import fill_columns
@@ -164,12 +168,12 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
         for kind in ("street", "room"):
             for motion in MOTIONS:
                 carrier, labels = None, {}
-                for number, (world, pose, lidar, grid) in enumerate(_drive(kind, motion, seed, args.cells)):
+                for number, (world, pose, lidar, grid) in enumerate(_drive_world(kind, motion, seed, args.cells)):
                     if number % min(SWEEPS):
                         continue  # scenes are carried at once, not from sweep to sweep
                     pair = make_scene_pair(world, pose, lidar, grid, 1000 * seed + number)
                     carrier = carrier or SceneCarrier(grid)
-                    carrier.add_frame(number * PERIOD_NS, pair.occupancy, _placed(world, pose, lidar))
+                    carrier.add_frame(number * PERIOD_NS, pair.occupancy, _odometry_of(world, pose, lidar))
                     occupancy = torch.from_numpy(pair.occupancy)
                     with torch.inference_mode():
                         labels[number] = completer.interpret(completer.module(occupancy), occupancy)
@@ -183,24 +187,24 @@ def _scenes(args: argparse.Namespace) -> Dict[str, Any]:
                             "fresh": labels[number],
                             "local": fill_columns(pair.occupancy),
                         }
-                        for method, grid_found in grids.items():
-                            counts.setdefault((motion, late, method), Confusion()).add(grid_found, pair.labels)
+                        for method, predicted in grids.items():
+                            counts.setdefault((motion, late, method), Confusion()).add(predicted, pair.labels)
     rows = []
     for motion in MOTIONS:
         for late in SWEEPS:
             iou = {name: counts[motion, late, name].completion_iou for name in ("held", "carried", "fresh", "local")}
-            apart = iou["fresh"] - iou["held"]
-            closed = (iou["carried"] - iou["held"]) / apart if apart > 0 else None
+            gap = iou["fresh"] - iou["held"]
+            closed = (iou["carried"] - iou["held"]) / gap if gap > 0 else None
             rows.append({"motion": motion, "late": late, **iou, "closed": closed})
-            said = "-" if closed is None else f"{100 * closed:.0f} %"
+            closed_text = "-" if closed is None else f"{100 * closed:.0f} %"
             print(
                 f"scenes, {motion:<8} {late} sweeps old: held {iou['held']:.3f}, carried {iou['carried']:.3f}, "
-                f"fresh {iou['fresh']:.3f}, column fill {iou['local']:.3f}; closed {said}"
+                f"fresh {iou['fresh']:.3f}, column fill {iou['local']:.3f}; closed {closed_text}"
             )
     return {"worlds": args.worlds, "first_world": args.first_world, "cells": args.cells, "rows": rows}
 
 
-def _drive(
+def _drive_world(
     kind: str, motion: str, seed: int, cells: int, sweeps: int = 21
 ) -> Iterator[Tuple[World, SensorPose, Lidar, VoxelGrid]]:
     """The world, sensor and grid at every sweep of a drive through a held-out world."""
@@ -212,23 +216,23 @@ def _drive(
 
     random = np.random.default_rng((seed, 77))
     share, turn = MOTIONS[motion]
-    held_out = 2 * seed + 1
+    street_seed = 2 * seed + 1
     if kind == "street":
-        street = Street(held_out, True)
+        street = Street(street_seed, True)
         x, y = float(random.uniform(-300, 300)), float(random.uniform(-0.4, 0.4)) * street.road
         yaw, speed, lidar = float(random.normal(0, 0.1)), 1.5 * share, Lidar(high=0.1, columns=1200)
         world = street.world_around(x)
     else:
         x, y, yaw, speed = -1.0, 0.0, float(random.uniform(-3, 3)), 0.6 * share
-        world, lidar = make_room(held_out, True), Lidar(low=-0.35, high=0.3, columns=1200, height=0.6)
+        world, lidar = make_room(street_seed, True), Lidar(low=-0.35, high=0.3, columns=1200, height=0.6)
     for number in range(sweeps):
         yield world, SensorPose(x, y, yaw, 3.0 + 0.1 * number), lidar, grid_around(lidar.height, cells=cells)
         x, y = x + 0.1 * speed * float(np.cos(yaw)), y + 0.1 * speed * float(np.sin(yaw))
         yaw += 0.1 * turn
 
 
-def _placed(world: World, pose: SensorPose, lidar: Lidar) -> Any:
-    """What odometry says of the sensor's place."""
+def _odometry_of(world: World, pose: SensorPose, lidar: Lidar) -> Any:
+    """Return the sensor's place with the error of odometry."""
     import numpy as np
 
     from edge_offload.models.scenes.lidar import ground_height
@@ -239,7 +243,7 @@ def _placed(world: World, pose: SensorPose, lidar: Lidar) -> Any:
     return Transform.from_quaternion((pose.x, pose.y, up), (0.0, 0.0, float(np.sin(half)), float(np.cos(half))))
 
 
-def _cost(args: argparse.Namespace) -> List[Dict[str, Any]]:
+def _measure_cost(args: argparse.Namespace) -> List[Dict[str, Any]]:
     """Medians and 99th percentiles of what a frame takes, and what the ring holds."""
     rows = [_people_cost(args), _scene_cost(args)]
     for row in rows:
@@ -264,18 +268,18 @@ def _people_cost(args: argparse.Namespace) -> Dict[str, Any]:
         people = tracker.update(estimator.infer(frames[begin]), begin / 10)
         fresh = list(people)
         for number in range(begin + (begin > 0), begin + 9):
-            began = time.thread_time()
+            started_at = time.thread_time()
             flow.add_frame(number * PERIOD_NS, frames[number])
             flow.carry(people, begin * PERIOD_NS, number * PERIOD_NS)
-            steps.append(time.thread_time() - began)
-        began = time.thread_time()
+            steps.append(time.thread_time() - started_at)
+        started_at = time.thread_time()
         flow.carry(fresh, begin * PERIOD_NS, (begin + 8) * PERIOD_NS)
-        catch_ups.append(time.thread_time() - began)
+        catch_ups.append(time.thread_time() - started_at)
     ring = FlowCarrier()
     return {
         "what": f"people, {frames[0].shape[1]}x{frames[0].shape[0]} pixels",
-        **_times(steps, catch_ups),
-        "ring_bytes": max(_held(ring, number, frames[number % 160]) for number in range(LONG)),
+        **_summarise_times(steps, catch_ups),
+        "ring_bytes": max(_retained_bytes(ring, number, frames[number % 160]) for number in range(LONG)),
     }
 
 
@@ -285,36 +289,41 @@ def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
     from edge_offload.perception.carry.odometry import SceneCarrier
 
     steps, catch_ups, carrier, seen = [], [], None, []
-    for number, (world, pose, lidar, grid) in enumerate(_drive("street", "driving", args.first_world, args.cells, 33)):
+    for number, (world, pose, lidar, grid) in enumerate(
+        _drive_world("street", "driving", args.first_world, args.cells, 33)
+    ):
         carrier = carrier or SceneCarrier(grid)
-        occupancy, place = grid.occupancy(simulate_sweep(world, pose, lidar, number)[0]), _placed(world, pose, lidar)
+        occupancy, place = (
+            grid.occupancy(simulate_sweep(world, pose, lidar, number)[0]),
+            _odometry_of(world, pose, lidar),
+        )
         if number % 8 == 0:
             labels, source = fill_columns(occupancy), number * PERIOD_NS
         seen.append(occupancy)
-        began = time.thread_time()
+        started_at = time.thread_time()
         carrier.add_frame(number * PERIOD_NS, occupancy, place)
         carrier.carry(labels, source, number * PERIOD_NS)
-        steps.append(time.thread_time() - began)
+        steps.append(time.thread_time() - started_at)
         if number % 8 == 7:
-            began = time.thread_time()
+            started_at = time.thread_time()
             carrier.carry(labels, source, number * PERIOD_NS)
-            catch_ups.append(time.thread_time() - began)
+            catch_ups.append(time.thread_time() - started_at)
     assert carrier is not None
     ring = SceneCarrier(carrier.grid)
     return {
         "what": f"scenes, {args.cells}x{args.cells}x32 voxels",
-        **_times(steps[1:], catch_ups),
-        "ring_bytes": max(_held(ring, number, seen[number % len(seen)]) for number in range(LONG)),
+        **_summarise_times(steps[1:], catch_ups),
+        "ring_bytes": max(_retained_bytes(ring, number, seen[number % len(seen)]) for number in range(LONG)),
     }
 
 
-def _held(carrier: Any, number: int, frame: Array) -> int:
+def _retained_bytes(carrier: Any, number: int, frame: Array) -> int:
     """Bytes in a carrier's ring after one more frame."""
     carrier.add_frame(number * PERIOD_NS, frame)
     return int(carrier.retained_bytes)
 
 
-def _times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:
+def _summarise_times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:
     import numpy as np
 
     return {

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 from edge_offload.arrays import Array
 from edge_offload.outputs import add_output
-from edge_offload_benchmarks.processes import machine
+from edge_offload_benchmarks.processes import describe_machine
 
 if TYPE_CHECKING:
     Pair = Tuple[Array, Optional[Array]]
@@ -78,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
         grid = read_labels(args.labels)
         payloads.append(Payload(f"labels, given, {grid.dtype.name}", [(grid, None)]))
     payloads = video_payloads(args.video, args.frames) + payloads
-    rows = [row for payload in payloads for row in measure(payload, args.codec or names, args.repeats)]
-    record = {"machine": machine(), "kernels": kernels, "frames": args.frames, "rows": rows}
+    rows = [row for payload in payloads for row in measure_payload(payload, args.codec or names, args.repeats)]
+    record = {"machine": describe_machine(), "kernels": kernels, "frames": args.frames, "rows": rows}
     print(f"{record['machine']}; {kernels}")
-    print(table(rows))
+    print(format_table(rows))
     if args.json:
         records.write(args.json, "codec_bench", record)
     if args.plot:
-        draw(rows, args.plot)
+        draw_ratios(rows, args.plot)
     return 0
 
 
@@ -105,15 +105,15 @@ def video_payloads(path: Optional[pathlib.Path], count: int) -> List[Payload]:
         raise BadInput(f"{source} has {length} frames", remedy=f"give a video of at least {count + max(LAGS)} frames")
     # drawn, not on a grid: a grid may keep step with the key frames of the video
     numbers = sorted(random.Random(0).sample(range(max(LAGS), length), count))
-    wanted = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
-    frames = read_frames(source, wanted)
+    needed = sorted({number - lag for number in numbers for lag in (0, *LAGS)})
+    frames = read_frames(source, needed)
     made = []
     for width, height in SIZES:
-        small = {number: payloads.resized(frame, width, height) for number, frame in frames.items()}
+        small = {number: payloads.resize_frame(frame, width, height) for number, frame in frames.items()}
         for sigma in (0.0, *NOISES) if (width, height) == SIZES[0] else (0.0,):
             if sigma:
                 small = {
-                    number: payloads.with_noise(payloads.resized(frame, width, height), sigma, number)
+                    number: payloads.with_noise(payloads.resize_frame(frame, width, height), sigma, number)
                     for number, frame in frames.items()
                 }
             name = f"frame {width}x{height}" + (f", noise {sigma:g}" if sigma else "")
@@ -121,7 +121,7 @@ def video_payloads(path: Optional[pathlib.Path], count: int) -> List[Payload]:
             for lag in LAGS:
                 pairs = [(small[number], small[number - lag]) for number in numbers]
                 made.append(Payload(f"{name}, lag {lag}", pairs))
-    made.append(Payload("normalised 224x224", [(payloads.normalised(frames[number]), None) for number in numbers]))
+    made.append(Payload("normalised 224x224", [(payloads.normalise_frame(frames[number]), None) for number in numbers]))
     return made
 
 
@@ -132,7 +132,7 @@ def scan_payloads(path: pathlib.Path) -> List[Payload]:
     from edge_offload_benchmarks import payloads
 
     scan = payloads.read_scan(path)
-    occupied, labels = payloads.occupancy(scan), payloads.completed_labels(scan)
+    occupied, labels = payloads.make_occupancy(scan), payloads.completed_labels(scan)
     return [
         Payload("occupancy uint8", [(occupied, None)]),
         Payload("occupancy float32", [(occupied.astype(np.float32), None)]),
@@ -161,15 +161,15 @@ def read_labels(path: pathlib.Path) -> Array:
     return grid
 
 
-def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[str, Any]]:
-    """One row of the record per codec of ``wanted`` that suits the payload."""
+def measure_payload(payload: Payload, codec_names: Sequence[str], repeats: int) -> List[Dict[str, Any]]:
+    """One row of the record per codec of ``codec_names`` that suits the payload."""
     from edge_offload.errors import EdgeOffloadError
     from edge_offload.link import codecs
     from edge_offload_research.temporal import TEMPORAL
 
     temporal = payload.pairs[0][1] is not None
     rows = []
-    for name in wanted:
+    for name in codec_names:
         if (name in TEMPORAL) != temporal:
             continue
         plain = coded = 0
@@ -177,7 +177,7 @@ def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[
         lossless = temporal or name in codecs.codec_names()
         try:
             for array, reference in payload.pairs:
-                runs = [_once(name, array, reference, lossless) for _ in range(repeats)]
+                runs = [_code_once(name, array, reference, lossless) for _ in range(repeats)]
                 plain, coded = plain + array.nbytes, coded + runs[0][0]
                 encode_s += min(run[1] for run in runs)
                 decode_s += min(run[2] for run in runs)
@@ -201,7 +201,7 @@ def measure(payload: Payload, wanted: Sequence[str], repeats: int) -> List[Dict[
     return rows
 
 
-def _once(name: str, array: Array, reference: Optional[Array], lossless: bool) -> Tuple[int, float, float]:
+def _code_once(name: str, array: Array, reference: Optional[Array], lossless: bool) -> Tuple[int, float, float]:
     """(coded bytes, seconds to encode, seconds to decode) of one array; streams with all that they do per payload."""
     from edge_offload.errors import ProtocolError
     from edge_offload.link import codecs
@@ -229,7 +229,7 @@ def _once(name: str, array: Array, reference: Optional[Array], lossless: bool) -
     return max(encoded.nbytes, 1), middle - start, end - middle
 
 
-def table(rows: Sequence[Dict[str, Any]]) -> str:
+def format_table(rows: Sequence[Dict[str, Any]]) -> str:
     """The rows as text, one block per payload."""
     lines = [f"{'payload':32s} {'codec':14s} {'ratio':>8s} {'encode':>8s} {'decode':>8s}   (MB/s)"]
     previous = ""
@@ -244,13 +244,13 @@ def table(rows: Sequence[Dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+def draw_ratios(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """One line per payload, one dot per lossless codec: ratio, and encoding speed as colour."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     names = list(dict.fromkeys(row["payload"] for row in rows))
     lossless = [row for row in rows if row["lossless"] and row["codec"] != "raw"]
-    with panels(path, 1, 1, (10, 1.2 + 0.4 * len(names))) as ((panel,),):
+    with open_panels(path, 1, 1, (10, 1.2 + 0.4 * len(names))) as ((panel,),):
         dots = panel.scatter(
             [row["ratio"] for row in lossless],
             [names.index(row["payload"]) for row in lossless],

@@ -34,7 +34,7 @@ FRAMES = range(601, 795)
 #: What is held, by processor time: of all models, of each, of some more; with two threads; of calls; errors; pixels.
 ALL, EACH, MORE, TWO = 1.8, 1.25, {"kapao_vtest": 1.6, "movenet": 2.5}, 1.4
 CALLS = {"loopback": 1.5, "wifi_93mbps": 1.3}
-CLOSE, TIMES, PLUS, PIXELS, IDLE, AGAIN = 2e-5, 4.0, 1e-6, 0.05, 0.02, 0.5
+CLOSE, TIMES, PLUS, PIXELS, IDLE, RESTART_SHARE = 2e-5, 4.0, 1e-6, 0.05, 0.02, 0.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.execute.engines import table
     from edge_offload.execute.threads import pin
     from edge_offload.models.video import read_frames, sample_video
-    from edge_offload_benchmarks.engines_end_to_end import end_to_end, people
+    from edge_offload_benchmarks.engines_end_to_end import compare_people, end_to_end
 
     models = [name for name in args.models.split(",") if name]
     names = [name for name in args.engines.split(",") if name] or table.packaged_engines()
@@ -74,26 +74,28 @@ def run(args: argparse.Namespace) -> int:
     given = list(frames.values())[: max(args.turns, 1)]
     for threads in (1, 2):
         for model in models if threads == 1 else [model for model in models if model in TWO_THREADS]:
-            for row in measured(model, names, given, threads, args.turns):
+            for row in measure_model(model, names, given, threads, args.turns):
                 record["networks"].append(row)
-                print(_line(row), flush=True)
+                print(_format_row(row), flush=True)
     if not args.no_end_to_end:
         pin(1)  # as the servers
         model = MODELS[0]
-        record["people"] = people(model, names, frames)
+        record["people"] = compare_people(model, names, frames)
         record.update(end_to_end(model, names, given, args.calls, args.fresh))
-    record["bars"] = bars(record)
+    record["bars"] = judge_bars(record)
     for bar in record["bars"]:
         print(f"{'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}", flush=True)
     if args.json is not None:
         records.write(args.json, "engines_bench", record)
         print(f"wrote {args.json}", file=sys.stderr)
     if args.plot is not None:
-        _plot(args.plot, record["networks"])
+        _plot_rows(args.plot, record["networks"])
     return 0
 
 
-def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: int, turns: int) -> List[Dict[str, Any]]:
+def measure_model(
+    model: str, names: Sequence[str], frames: Sequence[Any], threads: int, turns: int
+) -> List[Dict[str, Any]]:
     """A row for each engine of one model."""
     from edge_offload.execute.threads import pin
     from edge_offload_research.engine_comparison import measure_engines
@@ -102,7 +104,7 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
     pin(threads)
     module, inputs = build_samples(model, {}, frames)
     with _no_cache():
-        eager, *found = measure_engines(module, names, inputs, turns)
+        eager, *engines = measure_engines(module, names, inputs, turns)
     return [
         {
             "model": model,
@@ -112,8 +114,8 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
             "pairs": len(one.wall_s),
             "eager_ms": 1e3 * statistics.median(eager.cpu_s),
             "engine_ms": 1e3 * statistics.median(one.cpu_s) if one.cpu_s else None,
-            "faster_cpu": _number(one.speedup_over(eager, cpu=True)),
-            "faster_wall": _number(one.speedup_over(eager)),
+            "faster_cpu": _format_number(one.speedup_over(eager, cpu=True)),
+            "faster_wall": _format_number(one.speedup_over(eager)),
             "error": one.error,
             "error64": one.error64,
             "eager_error64": eager.error64,
@@ -122,7 +124,7 @@ def measured(model: str, names: Sequence[str], frames: Sequence[Any], threads: i
             "again_s": one.restart_s,
             "again_cpu_s": one.restart_cpu_s,
         }
-        for one in found
+        for one in engines
     ]
 
 
@@ -142,12 +144,12 @@ def _no_cache() -> Iterator[None]:
                 os.environ[CACHE] = before
 
 
-def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """What is held: name, value in words, whether it is met."""
-    found: List[Dict[str, Any]] = []
+def judge_bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Judge the record: name, value as text, and whether the bar is met."""
+    results: List[Dict[str, Any]] = []
 
-    def bar(name: str, value: str, met: bool) -> None:
-        found.append({"name": name, "value": value, "met": met})
+    def add_bar(name: str, value: str, met: bool) -> None:
+        results.append({"name": name, "value": value, "met": met})
 
     networks = record["networks"]
     best = {
@@ -158,45 +160,51 @@ def bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
     one = {model: ratio for (model, threads), ratio in best.items() if threads == 1}
     if one:
         mean = math.exp(statistics.fmean(math.log(max(ratio, 1e-9)) for ratio in one.values()))
-        bar(f"best engine, geometric mean of {len(one)} networks >= {ALL:g} x", f"{mean:.2f} x", mean >= ALL)
+        add_bar(f"best engine, geometric mean of {len(one)} networks >= {ALL:g} x", f"{mean:.2f} x", mean >= ALL)
     for model, ratio in sorted(one.items()):
         least = MORE.get(model, EACH)
-        bar(f"best engine, {model} >= {least:g} x", f"{ratio:.2f} x", ratio >= least)
+        add_bar(f"best engine, {model} >= {least:g} x", f"{ratio:.2f} x", ratio >= least)
     for (model, threads), ratio in sorted(best.items()):
         if threads == 2:
-            bar(f"best engine, {model}, two threads >= {TWO:g} x", f"{ratio:.2f} x", ratio >= TWO)
+            add_bar(f"best engine, {model}, two threads >= {TWO:g} x", f"{ratio:.2f} x", ratio >= TWO)
     worst = max((row["error"] for row in networks), default=0.0)
-    bar(f"outputs within {CLOSE:g} of torch's largest value", f"{worst:.1e}", worst <= CLOSE)
-    known = [row for row in networks if row["error64"] is not None]
-    shares = [row["error64"] / (TIMES * row["eager_error64"] + PLUS) for row in known]
+    add_bar(f"outputs within {CLOSE:g} of torch's largest value", f"{worst:.1e}", worst <= CLOSE)
+    rated = [row for row in networks if row["error64"] is not None]
+    shares = [row["error64"] / (TIMES * row["eager_error64"] + PLUS) for row in rated]
     if shares:
-        bar(f"error from float64 <= {TIMES:g} times torch's + {PLUS:g}", f"{max(shares):.2f} of it", max(shares) <= 1)
+        add_bar(
+            f"error from float64 <= {TIMES:g} times torch's + {PLUS:g}", f"{max(shares):.2f} of it", max(shares) <= 1
+        )
     for which, what in (("cpu_s", "processor time"), ("s", "time by the wall clock")):
         shares = [row[f"again_{which}"] / row[f"first_{which}"] for row in networks if not row["why_not"]]
-        again = max(shares, default=0.0)
-        bar(f"a second start takes <= {AGAIN:g} of the first's {what}", f"{again:.2f}", again <= AGAIN)
+        restart_share = max(shares, default=0.0)
+        add_bar(
+            f"a second start takes <= {RESTART_SHARE:g} of the first's {what}",
+            f"{restart_share:.2f}",
+            restart_share <= RESTART_SHARE,
+        )
     for row in record.get("people", ()):
         same = row["other_count"] == 0 and max(row["box_px"], row["keypoint_px"]) <= PIXELS
         value = f"{row['other_count']} frames, box {row['box_px']:.4f} px, keypoint {row['keypoint_px']:.4f} px"
-        bar(f"{row['engine']}: as many people in every frame, within {PIXELS:g} px", value, same)
+        add_bar(f"{row['engine']}: as many people in every frame, within {PIXELS:g} px", value, same)
     for row in record.get("bits", ()):
         value = f"{row['equal']} of {row['inputs']}"
-        bar(f"{row['engine']}: mode server has the bits of local", value, row["equal"] == row["inputs"])
+        add_bar(f"{row['engine']}: mode server has the bits of local", value, row["equal"] == row["inputs"])
     calls = record.get("links", ())
     for link, mode in sorted({(row["link"], row["mode"]) for row in calls}):
         ratio = max(row["faster"] for row in calls if (row["link"], row["mode"]) == (link, mode))
-        bar(f"calls, mode {mode}, {link} >= {CALLS[link]:g} x", f"{ratio:.2f} x", ratio >= CALLS[link])
+        add_bar(f"calls, mode {mode}, {link} >= {CALLS[link]:g} x", f"{ratio:.2f} x", ratio >= CALLS[link])
     for row in record.get("idle", ()):
         share = row["share_of_a_core"]
-        bar(f"{row['engine']}: a server that nobody asks <= {IDLE:.0%} of a core", f"{share:.1%}", share <= IDLE)
-    return found
+        add_bar(f"{row['engine']}: a server that nobody asks <= {IDLE:.0%} of a core", f"{share:.1%}", share <= IDLE)
+    return results
 
 
-def _number(value: float) -> Optional[float]:
+def _format_number(value: float) -> Optional[float]:
     return value if math.isfinite(value) else None
 
 
-def _line(row: Mapping[str, Any]) -> str:
+def _format_row(row: Mapping[str, Any]) -> str:
     start = f"{row['model']:<20} {row['threads']} {row['engine']:<12}"
     if row["why_not"]:
         return f"{start} {row['why_not']}"
@@ -207,13 +215,13 @@ def _line(row: Mapping[str, Any]) -> str:
     )
 
 
-def _plot(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    from edge_offload_benchmarks.plotting import panels
+def _plot_rows(path: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    from edge_offload_benchmarks.plotting import open_panels
 
     shown = [row for row in rows if row["threads"] == 1 and row["faster_cpu"]]
     models = list(dict.fromkeys(row["model"] for row in shown))
     engines = list(dict.fromkeys(row["engine"] for row in shown))
-    with panels(path, 1, 1, (8, 3.5)) as grid:
+    with open_panels(path, 1, 1, (8, 3.5)) as grid:
         axes = grid[0][0]
         for place, engine in enumerate(engines):
             ratios = {row["model"]: row["faster_cpu"] for row in shown if row["engine"] == engine}

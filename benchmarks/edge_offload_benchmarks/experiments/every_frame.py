@@ -71,12 +71,12 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--seconds is at least 5")
     rows: List[Dict[str, Any]] = []
     for name in [args.only] if args.only else LAUNCHES:
-        rows += measure(name, args.seconds, args.port)
+        rows += measure_launch(name, args.seconds, args.port)
         for row in rows[-len(LAUNCHES[name].summaries) :]:
             print(f"{row['launch']}, {row['task']}: {row['results']} of {row['frames']} frames, p50 "
                   f"{row['delay_s']['p50'] * 1e3:.0f} ms, p99 {row['delay_s']['p99'] * 1e3:.0f} ms behind the stamp, "
                   f"{row['inferences']} inferences")  # fmt: skip
-    record = judge(rows, args.seconds, os.getloadavg()[0])
+    record = judge_rows(rows, args.seconds, os.getloadavg()[0])
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(name: str, seconds: float, port: int) -> List[Dict[str, Any]]:
+def measure_launch(name: str, seconds: float, port: int) -> List[Dict[str, Any]]:
     """Rows of the tasks of one launch file.
 
     Raises:
@@ -111,12 +111,12 @@ def measure(name: str, seconds: float, port: int) -> List[Dict[str, Any]]:
             path = pathlib.Path(folder) / summary
             if not path.exists():
                 raise RemoteError(f"{file} gave no summary of {task}: {done.stdout[-500:]}")
-            rows.append(_row(name, task, json.loads(path.read_text(encoding="utf-8"))))
+            rows.append(_row_of(name, task, json.loads(path.read_text(encoding="utf-8"))))
     return rows
 
 
-def _row(name: str, task: str, summary: Mapping[str, Any]) -> Dict[str, Any]:
-    """What a run's summary says of a task."""
+def _row_of(name: str, task: str, summary: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the row of a task from a run's summary."""
     from edge_offload.errors import RemoteError
 
     if "inferences" not in summary or "delay_s" not in summary:
@@ -135,7 +135,7 @@ def _row(name: str, task: str, summary: Mapping[str, Any]) -> Dict[str, Any]:
     }
 
 
-def judge(rows: Sequence[Dict[str, Any]], seconds: float, load: float) -> Dict[str, Any]:
+def judge_rows(rows: Sequence[Dict[str, Any]], seconds: float, load: float) -> Dict[str, Any]:
     """The record of such rows."""
     bars = [
         {

@@ -57,9 +57,9 @@ from edge_offload_benchmarks.simulation.fleet import (
     Link,
     Robot,
     Tables,
-    alone,
     before,
-    kept,
+    check_promise,
+    simulate_single,
     windows,
 )
 from edge_offload_benchmarks.simulation.fleet_systems import SEARCHED, Run, System, systems
@@ -81,7 +81,7 @@ MOST = 128
 
 @dataclass(frozen=True)
 class Cell:
-    """What a fleet is run on."""
+    """Conditions of a fleet: latencies, interval, bound and content."""
 
     content: str
     bound: float
@@ -116,17 +116,17 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--seconds is from 20 to 3600")
     devices = {path.stem: load_csv(path) for path in args.latencies or []} or {"made up": Latencies(MADE_UP)}
     if args.network is not None:
-        return _network(args)
+        return _measure_network(args)
     if args.real:
-        return _real(args)
+        return _measure_robots(args)
     contents = args.content.split(",")
     if not set(contents) <= set(BOUNDS):
         raise BadInput(f"--content {args.content}", remedy=f"give some of {','.join(BOUNDS)}")
     given = {"people": args.people, "scene": args.streets}
     measured = {name: tables(name, given[name], args.tables, args.seconds) for name in contents if name in given}
     names = tuple(system.name for system in systems(INTERVALS, BATCHES))
-    asked = names if args.systems is None else tuple(args.systems.split(","))
-    if not set(asked) <= set(names):
+    requested = names if args.systems is None else tuple(args.systems.split(","))
+    if not set(requested) <= set(names):
         raise BadInput(f"--systems {args.systems}", remedy=f"give some of {','.join(names)}")
     cells = [
         Cell(content, bound, device, latencies)
@@ -144,21 +144,21 @@ def run(args: argparse.Namespace) -> int:
         "cells": [],
     }
     for cell in cells:
-        row = measure(cell, measured, args.seconds, args.seed, asked)
+        row = measure_cell(cell, measured, args.seconds, args.seed, requested)
         record["cells"].append(row)
         shown = ", ".join(f"{name} {one['held']}" for name, one in row["systems"].items())
         print(f"{cell.content}, bound {cell.bound:g}, {cell.device}: {shown}", flush=True)
-        record["summary"] = summary(record["cells"]) if asked == names else {}
+        record["summary"] = summarise_cells(record["cells"]) if requested == names else {}
         if args.json:  # after each, so that a run that is stopped has something to show
             args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for name, value in record["summary"].items():
         print(f"{name}: {value:.2f}")
     if args.plot:
-        _draw(args.plot, record["cells"])
+        _draw_cells(args.plot, record["cells"])
     return 0
 
 
-def _network(args: argparse.Namespace) -> int:
+def _measure_network(args: argparse.Namespace) -> int:
     """A real network on one core."""
     from edge_offload.cache import cache_dir
     from edge_offload_benchmarks import fleet_robots
@@ -171,16 +171,18 @@ def _network(args: argparse.Namespace) -> int:
     if not (64 <= args.network <= 1280 and 1 <= args.robots <= 16 and 0 < bound <= 1):
         raise BadInput("--network is 64 to 1280, --robots 1 to 16, --bound above 0 to 1")
     folder = args.tables or cache_dir() / "staleness"
-    found = fleet_robots.measure_network(
+    record = fleet_robots.measure_network(
         args.network, int(first), int(count), folder, args.robots, bound, args.seconds, args.misbehave
     )
-    print(", ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    print(", ".join(f"{name} {value}" for name, value in record.items()), flush=True)
     if args.json:
-        args.json.write_text(json.dumps({"seconds": args.seconds, "network": found}, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps({"seconds": args.seconds, "network": record}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 
-def _real(args: argparse.Namespace) -> int:
+def _measure_robots(args: argparse.Namespace) -> int:
     """Real processes beside virtual time."""
     from edge_offload_benchmarks import fleet_robots
 
@@ -191,7 +193,7 @@ def _real(args: argparse.Namespace) -> int:
     slope = RATE * LINEAR_FPS / args.rate / 2
     for path in args.latencies:
         latencies = load_csv(path)
-        real = fleet_robots.measure(
+        real = fleet_robots.measure_emulated(
             path.resolve(), latencies, args.robots, bound, 1 / args.rate, slope, args.seconds, args.misbehave
         )
         draw = np.random.default_rng(0)
@@ -213,7 +215,7 @@ def _real(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(
+def measure_cell(
     cell: Cell, measured: Dict[str, Tuple[Array, ...]], seconds: float, seed: int, names: Optional[Sequence[str]] = None
 ) -> Dict[str, Any]:
     """Robots held by every system, or those of these names, in one cell."""
@@ -222,37 +224,39 @@ def measure(
         "content": cell.content,
         "bound": cell.bound,
         "device": cell.device,
-        "analytic": fleet.analytic(),
+        "analytic": fleet.analytic_bound(),
         "systems": {
-            system.name: fleet.held(system)
+            system.name: fleet.find_capacity(system)
             for system in systems(INTERVALS, BATCHES)
             if names is None or system.name in names
         },
     }
 
 
-def summary(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
+def summarise_cells(cells: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Ours over the best baseline and over fixed intervals, and over the analytic bound where drops are linear."""
     best, fixed, searched, analytic = [], [], [], []
     for row in cells:
-        held = {name: one["held"] for name, one in row["systems"].items()}
-        ours = held["ours"]
-        best.append(ours / max(1, *(count for name, count in held.items() if name not in ("ours", SEARCHED, "fixed"))))
-        fixed.append(ours / max(1, held["fixed"]))
-        if SEARCHED in held:
-            searched.append(held[SEARCHED] / max(1, held["fixed"]))
+        most_robots = {name: one["held"] for name, one in row["systems"].items()}
+        ours = most_robots["ours"]
+        best.append(
+            ours / max(1, *(count for name, count in most_robots.items() if name not in ("ours", SEARCHED, "fixed")))
+        )
+        fixed.append(ours / max(1, most_robots["fixed"]))
+        if SEARCHED in most_robots:
+            searched.append(most_robots[SEARCHED] / max(1, most_robots["fixed"]))
         if row["analytic"]:
             analytic.append(ours / row["analytic"])
-    found = {
+    ratios = {
         "ours over the best baseline, geometric mean": math.exp(float(np.mean(np.log(np.maximum(best, 1e-3))))),
         "ours over the best baseline, least": min(best),
         "ours over fixed intervals packed, least": min(fixed),
     }
     if searched:
-        found["ours, with its margin searched, too, over fixed intervals packed, least"] = min(searched)
+        ratios["ours, with its margin searched, too, over fixed intervals packed, least"] = min(searched)
     if analytic:
-        found["ours over the analytic bound, least"] = min(analytic)
-    return found
+        ratios["ours over the analytic bound, least"] = min(analytic)
+    return ratios
 
 
 class _Fleet:
@@ -266,7 +270,7 @@ class _Fleet:
             self.content: Content = Lines(1 / LINEAR_FPS, rates)
         else:
             tables = measured[cell.content]
-            rooms = [len(table) - _frames(seconds) for table in tables]
+            rooms = [len(table) - _count_frames(seconds) for table in tables]
             ends = np.cumsum(rooms)
             places = []
             for drawn in draw.integers(0, ends[-1], MOST):
@@ -276,7 +280,7 @@ class _Fleet:
         self.phases = [float(phase) for phase in draw.uniform(0, self.content.interval, MOST)]
         self._references: Dict[int, Robot] = {}
 
-    def robots(self, count: int) -> List[Robot]:
+    def first_robots(self, count: int) -> List[Robot]:
         """The first ones."""
         links = list(LINKS.values())
         return [
@@ -287,29 +291,29 @@ class _Fleet:
             for number in range(count)
         ]  # fmt: skip
 
-    def judged(self, run: Run, count: int, adaptive: bool) -> Dict[str, Any]:
-        """How a system does with so many robots."""
-        cell, robots = self.cell, self.robots(count)
+    def judge_robots(self, run: Run, count: int, adaptive: bool) -> Dict[str, Any]:
+        """Judge a system with ``count`` robots."""
+        cell, robots = self.cell, self.first_robots(count)
         for robot in robots:
             before(robot, cell.latencies)
         counts = run(robots, cell.latencies, cell.bound, self.seconds)
         # systems that promise nothing serve everybody from the begin on
-        there = [robot for robot in robots if robot.since is not None] if adaptive else robots
+        admitted = [robot for robot in robots if robot.since is not None] if adaptive else robots
         means, parts, broken = [], [], 0
-        for robot in there:
+        for robot in admitted:
             if robot.number not in self._references:
-                self._references[robot.number] = alone(robot, cell.latencies, self.seconds)
+                self._references[robot.number] = simulate_single(robot, cell.latencies, self.seconds)
             reference = self._references[robot.number]
             first_s = (robot.since or 0.0) + FIRST_S
-            fine, mean = kept(robot, reference, cell.bound, self.seconds, first_s)
+            fine, mean = check_promise(robot, reference, cell.bound, self.seconds, first_s)
             broken += not fine
             means.append(mean)
             parts += windows(robot, reference, self.seconds, first_s)
         within = float(np.mean([part <= BEYOND * cell.bound for part in parts])) if parts else 1.0
         return {
             "offered": count,
-            "held": len(there) if broken == 0 and within >= WINDOWS else 0,
-            "there": len(there),
+            "held": len(admitted) if broken == 0 and within >= WINDOWS else 0,
+            "there": len(admitted),
             "broken": broken,
             "drop_mean": float(np.mean(means)) if means else 0.0,
             "drop_most": max(means, default=0.0),
@@ -319,26 +323,26 @@ class _Fleet:
             "batch": (counts["members"] - counts["late"]) / max(1.0, counts["batches"]),
         }
 
-    def held(self, system: System) -> Dict[str, Any]:
-        """Of all its settings the one that holds most."""
+    def find_capacity(self, system: System) -> Dict[str, Any]:
+        """Return the best result of a system over all its settings."""
         best: Optional[Tuple[Dict[str, Any], str]] = None
-        for words, run in system.variants:
-            found = self._most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
-            if best is None or found["held"] > best[0]["held"]:
-                best = found, words
+        for settings, run in system.variants:
+            outcome = self._search_most(run, system.adaptive, 0 if best is None else int(best[0]["held"]))
+            if best is None or outcome["held"] > best[0]["held"]:
+                best = outcome, settings
         assert best is not None
         return {**best[0], "settings": best[1]}
 
-    def _most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
+    def _search_most(self, run: Run, adaptive: bool, least: int) -> Dict[str, Any]:
         if adaptive:
             # it says itself whom it can hold: more robots ask than any system could hold
-            return self.judged(run, MOST, True)
-        found = self.judged(run, min(MOST, least + 1), False)
-        if not found["held"]:
-            return found
-        good, step = found, 4
+            return self.judge_robots(run, MOST, True)
+        outcome = self.judge_robots(run, min(MOST, least + 1), False)
+        if not outcome["held"]:
+            return outcome
+        good, step = outcome, 4
         while good["offered"] < MOST:
-            tried = self.judged(run, min(MOST, good["offered"] + step), False)
+            tried = self.judge_robots(run, min(MOST, good["offered"] + step), False)
             if tried["held"]:
                 good = tried
             elif step == 1:
@@ -347,7 +351,7 @@ class _Fleet:
                 step //= 2
         return good
 
-    def analytic(self) -> float:
+    def analytic_bound(self) -> float:
         """Robots that a device could hold if requests fell as they please: batch / latency * interval / rate of frames.
 
         Only where drops are linear; of the mean rate and of the links' mean way.
@@ -356,7 +360,7 @@ class _Fleet:
             return 0.0
         from edge_offload.server.promises.settings import Wish, choose_settings
 
-        latencies, robots = self.cell.latencies, self.robots(len(LINKS))
+        latencies, robots = self.cell.latencies, self.first_robots(len(LINKS))
         ups = float(np.mean([robot.usual for robot in robots]))
         downs = float(np.mean([robot.downs for robot in robots]))
         rate = float(np.mean(self.content.rates))
@@ -366,7 +370,7 @@ class _Fleet:
 
 
 def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: float) -> Tuple[Array, ...]:
-    """What carried results of stretches have lost, each [frame, age]; those that are missing are made (minutes).
+    """Load the drops of carried results of stretches, each [frame, age]; missing ones are computed (minutes).
 
     Args:
         task: "people" or "scene".
@@ -380,31 +384,31 @@ def tables(task: str, stretches: str, folder: Optional[pathlib.Path], seconds: f
     from edge_offload.cache import cache_dir
     from edge_offload_benchmarks.simulation.staleness import FAR, Stretch, table
 
-    asked = []
+    requested = []
     for item in stretches.split(","):
         number, _, count = item.partition(":")
-        if not number.isdigit() or not count.isdigit() or int(count) <= max(_frames(seconds), 2 * FAR):
+        if not number.isdigit() or not count.isdigit() or int(count) <= max(_count_frames(seconds), 2 * FAR):
             raise BadInput(
                 f"stretch {item!r} of {task}",
-                remedy=f"give FIRST:COUNT, COUNT above {max(_frames(seconds), 2 * FAR)} for {seconds:g} s",
+                remedy=f"give FIRST:COUNT, COUNT above {max(_count_frames(seconds), 2 * FAR)} for {seconds:g} s",
             )
-        asked.append(Stretch(task, int(number), int(count), held_out=task == "scene"))
+        requested.append(Stretch(task, int(number), int(count), validation=task == "scene"))
     where = folder or cache_dir() / "staleness"
-    made = [table(where, stretch, lambda text: print(text, file=sys.stderr, flush=True)) for stretch in asked]
+    made = [table(where, stretch, lambda text: print(text, file=sys.stderr, flush=True)) for stretch in requested]
     return tuple(one.drop("carried") for one in made)
 
 
-def _frames(seconds: float) -> int:
-    """That a session needs."""
+def _count_frames(seconds: float) -> int:
+    """Count the frames that a session needs."""
     return math.ceil((BEFORE_S + seconds) * TABLES_FPS) + 2
 
 
-def _draw(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
-    from edge_offload_benchmarks.plotting import panels
+def _draw_cells(path: pathlib.Path, cells: Sequence[Dict[str, Any]]) -> None:
+    from edge_offload_benchmarks.plotting import open_panels
 
     names = list(cells[0]["systems"])
     across = np.arange(len(cells))
-    with panels(path, 1, 1, (max(7.0, 1.3 * len(cells)), 4.2)) as grid:
+    with open_panels(path, 1, 1, (max(7.0, 1.3 * len(cells)), 4.2)) as grid:
         axes = grid[0, 0]
         for place, name in enumerate(names):
             heights = [row["systems"][name]["held"] for row in cells]

@@ -43,7 +43,7 @@ FULL, FULL_CONNECTIONS = 100_000, 10_000
 #: Share of each kind of message.
 SHARES = {"raw": 0.57, "requests": 0.20, "infer": 0.10, "garbled": 0.03, "calls": 0.05, "courses": 0.05}
 CHECK_EVERY_S = 0.5
-TELL_EVERY_S = 30.0
+REPORT_EVERY_S = 30.0
 #: Bytes that a session of the device may hold, and that one answer may bring back at most.
 DEVICE_MEMORY = 64 << 20
 #: Bytes that the server may have grown since a tenth of all this: a few of the largest messages and answers.
@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
 
     messages, connections = (FULL, FULL_CONNECTIONS) if args.full else (args.messages, args.connections)
-    record = fuzz(messages, connections, args.seed)
+    record = fuzz_server(messages, connections, args.seed)
     for key in ("messages", "connections", "seconds", "checks", "failures"):
         print(f"{key}: {record[key]}")
     for key in ("sent", "outcomes", "crashes", "strangers"):
         print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in record[key].items()))
     for key in ("server_begin", "server_end"):
         print(f"{key}: " + ", ".join(f"{name} {count}" for name, count in record[key].items()))
-    for sample in thinned(record["memory_over_time"], SHOWN):
+    for sample in thin_items(record["memory_over_time"], SHOWN):
         print("memory after {messages} messages, {connections} connections: {megabytes:.0f} MB".format(
             **sample, megabytes=sample["memory"] / 1e6))  # fmt: skip
     if args.json is not None:
@@ -87,22 +87,29 @@ def run(args: argparse.Namespace) -> int:
     return 1 if record["failures"] else 0
 
 
-def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
+def fuzz_server(messages: int, connections: int, seed: int) -> Dict[str, Any]:
     """Send so many messages and open so many connections; what came of them."""
     from edge_offload.link.transport.client import Client
     from edge_offload.link.transport.connection import Timings
     from edge_offload_benchmarks.chaos.robot import MODEL
-    from edge_offload_benchmarks.processes import Server, introduced
+    from edge_offload_benchmarks.processes import Server, introduce_robots
 
     # what is measured is not how fast a busy machine is
     patient = Timings(connect_s=30.0, handshake_s=60.0, silence_s=60.0)
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
-        public, robots = introduced(root, ("honest", "hostile"))
-        words = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
-        words += ["--device-memory-mb", str(DEVICE_MEMORY >> 20), "--device-seconds", str(CALL_LIMIT_S), "--lease", "1"]
-        words += ["--promises"]
-        server = Server(*words)
+        public, robots = introduce_robots(root, ("honest", "hostile"))
+        options = ["--keys", str(root / "server"), "--weights-cache", str(root / "blobs"), "--allow", MODEL]
+        options += [
+            "--device-memory-mb",
+            str(DEVICE_MEMORY >> 20),
+            "--device-seconds",
+            str(CALL_LIMIT_S),
+            "--lease",
+            "1",
+        ]
+        options += ["--promises"]
+        server = Server(*options)
         try:
             address = server.address
             for keys in robots.values():
@@ -116,7 +123,7 @@ def fuzz(messages: int, connections: int, seed: int) -> Dict[str, Any]:
                     client.wait_ready(60.0)
                 attack = _Attack(address, public, robots["hostile"], hostile, messages, connections, seed)
                 return {"messages": messages, "connections": connections, "seed": seed,
-                        **_watched(attack, server, honest, messages + connections)}  # fmt: skip
+                        **_watch_attack(attack, server, honest, messages + connections)}  # fmt: skip
         finally:
             server.kill()
 
@@ -134,20 +141,24 @@ class _Attack:
 
         self.caller = Caller(clients[0], random.Random(seed))
         self.courses = TraceGraphSender(clients[0], random.Random(seed + 6))
-        self.requester = Requester(clients[1], MODEL, net.inputs()[0].numpy(), random.Random(seed + 1))
+        self.requester = Requester(clients[1], MODEL, net.make_pictures()[0].numpy(), random.Random(seed + 1))
         self.babbler = Babbler(address, public, keys.pair("client"), random.Random(seed + 2))
         self.strangers = Strangers(address, public, random.Random(seed + 3))
         self.sent = dict.fromkeys(SHARES, 0)
         self.opened = 0
         self.problems: List[str] = []
-        wanted = {name: round(share * messages) for name, share in SHARES.items()}
-        wanted["raw"] += messages - sum(wanted.values())
+        quota = {name: round(share * messages) for name, share in SHARES.items()}
+        quota["raw"] += messages - sum(quota.values())
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work, *arguments))
+            threading.Thread(target=self._run_guarded, args=(work, *arguments))
             for work, *arguments in (
-                (self._call, {kind: wanted[kind] for kind in ("garbled", "calls", "courses")}, random.Random(seed + 4)),
-                (self._request, wanted["requests"], wanted["infer"], random.Random(seed + 5)),
-                (self._intrude, wanted["raw"], connections),
+                (
+                    self._send_calls,
+                    {kind: quota[kind] for kind in ("garbled", "calls", "courses")},
+                    random.Random(seed + 4),
+                ),
+                (self._send_requests, quota["requests"], quota["infer"], random.Random(seed + 5)),
+                (self._send_rubbish, quota["raw"], connections),
             )
         ]
 
@@ -158,40 +169,40 @@ class _Attack:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to come."""
+        """Return whether the attack still runs."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def progress(self) -> Dict[str, int]:
+    def count_sent(self) -> Dict[str, int]:
         """Messages sent and connections opened."""
         return {"messages": sum(self.sent.values()), "connections": self.opened}
 
-    def _guarded(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
             work(*arguments)
         except Exception as error:
             self.problems.append(f"the attack broke off: {type(error).__name__}: {error}")
 
-    def _call(self, counts: Dict[str, int], draw: random.Random) -> None:
-        send = {"garbled": self.caller.garble, "calls": self.caller.call, "courses": self.courses.send}
-        for kind in _shuffled(counts, draw):
+    def _send_calls(self, counts: Dict[str, int], draw: random.Random) -> None:
+        send = {"garbled": self.caller.send_garbled, "calls": self.caller.send_call, "courses": self.courses.send}
+        for kind in _shuffle_kinds(counts, draw):
             send[kind]()
             self.sent[kind] += 1
         self.caller.drain()
         self.courses.drain()
 
-    def _request(self, requests: int, infers: int, draw: random.Random) -> None:
-        for kind in _shuffled({"requests": requests, "infer": infers}, draw):
-            (self.requester.nonsense if kind == "requests" else self.requester.infer)()
+    def _send_requests(self, requests: int, infers: int, draw: random.Random) -> None:
+        for kind in _shuffle_kinds({"requests": requests, "infer": infers}, draw):
+            (self.requester.send_nonsense if kind == "requests" else self.requester.infer)()
             self.sent[kind] += 1
         self.requester.drain()
 
-    def _intrude(self, raw: int, connections: int) -> None:
+    def _send_rubbish(self, raw: int, connections: int) -> None:
         from edge_offload_benchmarks.fuzzing.peers import BATCH
 
         in_vain = 0
         while self.sent["raw"] < raw or self.opened < connections:
             # a batch may be cut short by the server: then there is one more
-            sent = self.babbler.batch(min(BATCH, raw - self.sent["raw"]))
+            sent = self.babbler.send_batch(min(BATCH, raw - self.sent["raw"]))
             self.sent["raw"] += sent
             in_vain = 0 if sent or self.sent["raw"] == raw else in_vain + 1
             if in_vain == MOST_IN_VAIN:
@@ -204,49 +215,51 @@ class _Attack:
         self.strangers.close()
 
 
-def _shuffled(counts: Dict[str, int], draw: random.Random) -> Sequence[str]:
+def _shuffle_kinds(counts: Dict[str, int], draw: random.Random) -> Sequence[str]:
     kinds = [kind for kind, count in counts.items() for _ in range(count)]
     draw.shuffle(kinds)
     return kinds
 
 
-def thinned(items: Sequence[Dict[str, Any]], most: int) -> Sequence[Dict[str, Any]]:
-    """At most so many of them (two or more), evenly spaced, the first and the last included."""
+def thin_items(items: Sequence[Dict[str, Any]], most: int) -> Sequence[Dict[str, Any]]:
+    """Select at most ``most`` items (two or more), evenly spaced, the first and the last included."""
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> Dict[str, Any]:
+def _watch_attack(attack: _Attack, server: Process, honest: Client, total: int) -> Dict[str, Any]:
     """Let it happen while an honest robot computes; the facts and what did not hold."""
-    from edge_offload_benchmarks.chaos.usage import usage
+    from edge_offload_benchmarks.chaos.usage import read_usage
     from edge_offload_benchmarks.fuzzing.calls import DeviceWitness
 
     pid = server.pid
     witnesses: List[Union[DeviceWitness, ModelWitness]] = [DeviceWitness(honest), ModelWitness(honest)]
     failures: List[str] = []
-    began = told = time.monotonic()
+    started_at = reported_at = time.monotonic()
     seen: List[Dict[str, Any]] = []
     attack.start()
     while attack.goes_on and server.alive and not failures:
-        failures += [problem for witness in witnesses for problem in witness.check()]
-        seen.append({**attack.progress(), **usage(pid)})
-        if time.monotonic() - told > TELL_EVERY_S:
-            told = time.monotonic()
+        failures += [problem for witness in witnesses for problem in witness.check_answer()]
+        seen.append({**attack.count_sent(), **read_usage(pid)})
+        if time.monotonic() - reported_at > REPORT_EVERY_S:
+            reported_at = time.monotonic()
             print(
-                f"after {told - began:.0f} s: {attack.sent}, {attack.opened} connections", file=sys.stderr, flush=True
+                f"after {reported_at - started_at:.0f} s: {attack.sent}, {attack.opened} connections",
+                file=sys.stderr,
+                flush=True,
             )
         time.sleep(CHECK_EVERY_S)
     failures += attack.problems
     if not server.alive:
-        failures.append(f"the server died: {server.said()[-500:]}")
+        failures.append(f"the server died: {server.read_stderr()[-500:]}")
     else:
-        failures += [problem for witness in witnesses for problem in witness.check()]
-        seen.append({**attack.progress(), **usage(pid)})
+        failures += [problem for witness in witnesses for problem in witness.check_answer()]
+        seen.append({**attack.count_sent(), **read_usage(pid)})
         untold = honest.request("status", timeout_s=60.0).exception(61.0)
         if untold is not None:
             failures.append(f"the server does not tell its status any more: {untold}")
-    early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * wanted]
+    early = [item for item in seen if item["messages"] + item["connections"] >= 0.1 * total]
     begin, end = (
         {name: count for name, count in moment.items() if name not in ("messages", "connections")}
         for moment in ((early or seen)[0], seen[-1])
@@ -257,8 +270,8 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     strangers = attack.strangers
     from edge_offload_benchmarks.fuzzing.peers import HANDSHAKE_BYTES
 
-    if strangers.let_in:
-        failures.append(f"{strangers.let_in} strangers were let in")
+    if strangers.admitted:
+        failures.append(f"{strangers.admitted} strangers were let in")
     if strangers.most_bytes > HANDSHAKE_BYTES:
         failures.append(f"a stranger was told {strangers.most_bytes} bytes")
     caller, courses = attack.caller, attack.courses
@@ -271,17 +284,17 @@ def _watched(attack: _Attack, server: Process, honest: Client, wanted: int) -> D
     outcomes.update({f"request: {name}": count for name, count in attack.requester.outcomes.items()})
     outcomes.update({"raw: read": attack.babbler.read, "raw: connections cut": attack.babbler.cut})
     return {
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started_at,
         "sent": attack.sent,
         "outcomes": outcomes,
         "crashes": dict(caller.crashes + courses.crashes),
-        "strangers": {**strangers.kinds, "let in": strangers.let_in, "most bytes told": strangers.most_bytes},
+        "strangers": {**strangers.kinds, "let in": strangers.admitted, "most bytes told": strangers.most_bytes},
         "checks": sum(witness.checks for witness in witnesses),
         "server_begin": begin,
         "server_end": end,
         "memory_peak": peak,
         "memory_over_time": [
-            {name: item[name] for name in ("messages", "connections", "memory")} for item in thinned(seen, SAMPLES)
+            {name: item[name] for name in ("messages", "connections", "memory")} for item in thin_items(seen, SAMPLES)
         ],
         "failures": failures,
     }
@@ -299,13 +312,13 @@ class ModelWitness:
         pin(threads=1)  # as the server does: for the same bits
         self.checks = 0
         self._client = client
-        self._pictures = net.inputs()
+        self._pictures = net.make_pictures()
         module = net.factory()
         self._expected = [module(picture) for picture in self._pictures]
         body = {"name": MODEL, "inputs": [TensorSpec.of(self._pictures[0]).to_dict()]}
         self._handle = client.request("open_model", body, timeout_s=60.0).result(61.0).body["handle"]
 
-    def check(self) -> List[str]:
+    def check_answer(self) -> List[str]:
         """One picture; what was wrong with the answer."""
         import torch
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.pairs < 1 or args.camera_pairs < 1 or args.seconds < 2:
         raise BadInput("--pairs and --camera-pairs are at least 1, --seconds 2")
-    record = measure(args.model, args.pairs, args.camera_pairs, args.seconds)
+    record = measure_blocks(args.model, args.pairs, args.camera_pairs, args.seconds)
     for kind in ("fast", "camera"):
         for name, side in (("1 in flight", "one"), ("2 in flight", "two")):
             row = record[kind][side]
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[str, Any]:
+def measure_blocks(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[str, Any]:
     """Run server, link and robot, and the blocks."""
     from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, two_cores
     from edge_offload_research.emulate.emulator import Emulator
@@ -79,26 +79,26 @@ def measure(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[s
             command += ["--keys", keys, "--model", model, "--slowdown", str(SLOWDOWN)]
             with Process(command, ONE_THREAD, cores=[first]) as robot:
 
-                def block(in_flight: int, rate: float) -> Dict[str, Any]:
-                    return robot.ask({"in_flight": in_flight, "rate": rate, "seconds": seconds})
+                def run_block(in_flight: int, rate: float) -> Dict[str, Any]:
+                    return robot.request_answer({"in_flight": in_flight, "rate": rate, "seconds": seconds})
 
-                block(2, MOST_HZ)  # both sides settle
-                reached = block(1, MOST_HZ)
+                run_block(2, MOST_HZ)  # both sides settle
+                reached = run_block(1, MOST_HZ)
                 fast: List[Dict[str, Any]] = []
                 for number in range(pairs):
                     rate = 2 * max(reached["results"] / reached["seconds"], 0.5)
-                    blocks = {many: block(many, rate) for many in ((1, 2) if number % 2 else (2, 1))}
+                    blocks = {many: run_block(many, rate) for many in ((1, 2) if number % 2 else (2, 1))}
                     reached = blocks[1]
                     fast.append({"rate": rate, "one": blocks[1], "two": blocks[2]})
                 camera = []
                 for number in range(camera_pairs):
-                    blocks = {many: block(many, CAMERA_HZ) for many in ((1, 2) if number % 2 else (2, 1))}
+                    blocks = {many: run_block(many, CAMERA_HZ) for many in ((1, 2) if number % 2 else (2, 1))}
                     camera.append({"rate": CAMERA_HZ, "one": blocks[1], "two": blocks[2]})
                 robot.end()
-    return judge(model, seconds, fast, camera, os.getloadavg()[0])
+    return judge_pairs(model, seconds, fast, camera, os.getloadavg()[0])
 
 
-def judge(
+def judge_pairs(
     model: str, seconds: float, fast: Sequence[Dict[str, Any]], camera: Sequence[Dict[str, Any]], load: float
 ) -> Dict[str, Any]:
     """The record of pairs of blocks."""
@@ -110,15 +110,15 @@ def judge(
         "seconds": seconds,
         "cores": os.cpu_count(),
         "load_average": load,
-        "fast": _kind(fast),
-        "camera": _kind(camera),
+        "fast": _summarise_pairs(fast),
+        "camera": _summarise_pairs(camera),
     }
-    record["bars"] = _bars(record, [pair[side] for pair in (*fast, *camera) for side in ("one", "two")])
+    record["bars"] = _judge_bars(record, [pair[side] for pair in (*fast, *camera) for side in ("one", "two")])
     return record
 
 
-def _kind(pairs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
-    one, two = (_side([pair[side] for pair in pairs]) for side in ("one", "two"))
+def _summarise_pairs(pairs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    one, two = (_summarise_blocks([pair[side] for pair in pairs]) for side in ("one", "two"))
     return {
         "rates": [pair["rate"] for pair in pairs],
         "one": one,
@@ -133,7 +133,7 @@ def _kind(pairs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
     }
 
 
-def _side(blocks: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+def _summarise_blocks(blocks: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
     from edge_offload import records
     from edge_offload.errors import RemoteError
 
@@ -154,20 +154,33 @@ def _side(blocks: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
     }
 
 
-def _bars(record: Dict[str, Any], blocks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
+def _judge_bars(record: Dict[str, Any], blocks: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
     fast, camera = record["fast"], record["camera"]
     one, two = fast["one"], fast["two"]
-    kept = [block for block in blocks if block["drained"] and not block["failed"] and block["in_order"]
-            and block["taken"] == block["all_results"]]  # fmt: skip
+    complete = [
+        block
+        for block in blocks
+        if block["drained"] and not block["failed"] and block["in_order"] and block["taken"] == block["all_results"]
+    ]
     shares = [side["fell_back"] / side["results"] for side in (one, two)]
     bars = [
-        ("results = frames taken, in their order", f"in {len(kept)} of {len(blocks)} blocks", len(kept) == len(blocks)),
+        (
+            "results = frames taken, in their order",
+            f"in {len(complete)} of {len(blocks)} blocks",
+            len(complete) == len(blocks),
+        ),
         (f"results a second >= {FASTER:g} x", f"{fast['results_ratio']:.2f} x", fast["results_ratio"] >= FASTER),
         (f"mean latency <= {LATER:g} x", f"{fast['latency_ratio']:.2f} x", fast["latency_ratio"] <= LATER),
         ("no larger share falls back", f"{shares[1]:.1%}, with one {shares[0]:.1%}", shares[1] <= shares[0]),
-        (f"superseded at {CAMERA_HZ:g} Hz <= {SUPERSEDED:.0%}", f"{camera['two']['superseded_share']:.1%}, with one "
-         f"{camera['one']['superseded_share']:.1%}", camera["two"]["superseded_share"] <= SUPERSEDED),
-        (f"mean latency at {CAMERA_HZ:g} Hz <= {CAMERA_LATER:g} x", f"{camera['latency_ratio']:.2f} x",
-         camera["latency_ratio"] <= CAMERA_LATER),
-    ]  # fmt: skip
+        (
+            f"superseded at {CAMERA_HZ:g} Hz <= {SUPERSEDED:.0%}",
+            f"{camera['two']['superseded_share']:.1%}, with one {camera['one']['superseded_share']:.1%}",
+            camera["two"]["superseded_share"] <= SUPERSEDED,
+        ),
+        (
+            f"mean latency at {CAMERA_HZ:g} Hz <= {CAMERA_LATER:g} x",
+            f"{camera['latency_ratio']:.2f} x",
+            camera["latency_ratio"] <= CAMERA_LATER,
+        ),
+    ]
     return [{"name": name, "value": value, "met": met} for name, value, met in bars]

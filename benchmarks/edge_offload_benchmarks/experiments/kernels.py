@@ -32,7 +32,7 @@ from edge_offload.outputs import add_output
 
 LIMIT = 6
 LONGEST_S = 3600.0
-RECORDED, WHOLE, EXPLAINED, OTHER = "recorded", "whole", "explained", "other"
+RECORDED, COMPOSITE, EXPLAINED, OTHER = "recorded", "whole", "explained", "other"
 #: Operators of plain CUDA in whose place something else is recorded, and why that is right.
 REASONS: Mapping[str, str] = {
     "aten::cudnn_batch_norm": "batch_norm and instance_norm are recorded whole for a GPU, and this executor is a CPU",
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """See the module."""
     from edge_offload import records
 
-    record = measure(args.entries, args.limit)
+    record = measure_kernels(args.entries, args.limit)
     for item in record["kernels"]:
         why = f": {item['reason']}" if item["reason"] else ""
         instead = f", recorded: {' '.join(item['recorded'])}" if item["verdict"] in (EXPLAINED, OTHER) else ""
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(item["verdict"] == OTHER for item in record["kernels"]) else 0
 
 
-def measure(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, Any]:
+def measure_kernels(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, Any]:
     """The record ``kernels`` on the entries of op_db whose names are like one of ``entries``.
 
     Args:
@@ -93,24 +93,24 @@ def measure(entries: Sequence[str] = ("*",), limit: int = LIMIT) -> Dict[str, An
     child = [sys.executable, "-m", "edge_offload_benchmarks.dispatched", "--limit", str(limit), "--entries", *entries]
     virtual = edge_offload("exec", "--mode", "lazy", "--threads", "1", "--")
     with ThreadPoolExecutor(2) as pool:
-        fake, recorded = pool.map(observe, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
+        fake, recorded = pool.map(observe_command, ([*child, "--way", "fake"], [*virtual, *child, "--way", "recorded"]))
     if not fake:
         raise BadInput(f"no entry of op_db is like {' or '.join(entries)}", remedy="see 'edge-offload conformance'")
-    return {"torch": torch.__version__, "limit": limit, **compared(fake, recorded, REASONS)}
+    return {"torch": torch.__version__, "limit": limit, **compare_observations(fake, recorded, REASONS)}
 
 
-def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, str]) -> Dict[str, Any]:
+def compare_observations(fake: Observations, recorded: Observations, reasons: Mapping[str, str]) -> Dict[str, Any]:
     """The verdicts, what was not judged and why, and which ``reasons`` were of no use."""
     kernels: List[Dict[str, Any]] = []
     not_judged: Dict[str, str] = {}
     for entry, plain in fake.items():
-        there = recorded.get(entry, {"operators": {}, "samples": 0, "failed": "it was not run on the virtual device"})
-        if not plain["samples"] or not there["samples"]:
-            not_judged[entry] = plain["failed"] if not plain["samples"] else there["failed"]
+        virtual = recorded.get(entry, {"operators": {}, "samples": 0, "failed": "it was not run on the virtual device"})
+        if not plain["samples"] or not virtual["samples"]:
+            not_judged[entry] = plain["failed"] if not plain["samples"] else virtual["failed"]
             continue
-        names = set(there["operators"])
+        names = set(virtual["operators"])
         for operator, parents in plain["operators"].items():
-            verdict = RECORDED if operator in names else WHOLE if names.intersection(parents) else OTHER
+            verdict = RECORDED if operator in names else COMPOSITE if names.intersection(parents) else OTHER
             if verdict == OTHER and operator in reasons:
                 verdict = EXPLAINED
             instead = sorted(name for name in names if not name.startswith("edge::"))
@@ -123,8 +123,8 @@ def compared(fake: Observations, recorded: Observations, reasons: Mapping[str, s
     return {"judged": len(fake) - len(not_judged), "kernels": kernels, "not_judged": not_judged, "unused": unused}
 
 
-def observe(command: Sequence[str]) -> Observations:
-    """What a process of :mod:`edge_offload_benchmarks.dispatched` says of each entry, of all its dtypes together."""
+def observe_command(command: Sequence[str]) -> Observations:
+    """Run :mod:`edge_offload_benchmarks.dispatched` in a process; return its observations by entry."""
     from edge_offload.device import visible
     from edge_offload.errors import EdgeOffloadError
     from edge_offload_benchmarks.dispatched import MARK

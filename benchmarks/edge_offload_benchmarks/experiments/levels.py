@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     heads = ("case", "error", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s", "moved s")
     print("{:17} {:>6} {:>7} {:>7} {:>8} {:>5} {:>11} {:>11} {:>11}".format(*heads))
     for name in args.case or CASES:
-        row = {"case": name, **measure(CASES[name], args.seconds, args.cuts, args.seed, args.congestion)}
+        row = {"case": name, **measure_case(CASES[name], args.seconds, args.cuts, args.seed, args.congestion)}
         rows.append(row)
         shown = (row[key] for key in ("noticed_s", "back_s", "moved_s"))
         times = " ".join("          -" if one is None else f"{one['p50']:6.2f}/{one['most']:.2f}" for one in shown)
@@ -114,8 +114,8 @@ class Robot:
                 self.lines.append(json.loads(line))
                 self._arrival.notify_all()
 
-    def until(self, state: str, since_s: float) -> float:
-        """When it first was in ``state`` after ``since_s`` (monotonic); :data:`PATIENCE_S` later if it never is."""
+    def wait_state(self, state: str, since_s: float) -> float:
+        """Return when ``state`` was first entered after ``since_s`` (monotonic); :data:`PATIENCE_S` later if never."""
         ends_s = time.monotonic() + PATIENCE_S
         with self._arrival:
             while time.monotonic() < ends_s:
@@ -126,36 +126,36 @@ class Robot:
         return since_s + PATIENCE_S
 
 
-def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Optional[str] = None) -> Dict[str, Any]:
+def measure_case(case: Case, seconds: float, cuts: int, seed: int, congestion: Optional[str] = None) -> Dict[str, Any]:
     """Run one case; the row without its name."""
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
     truth = MBPS * BYTES_PER_MBIT
     with contextlib.ExitStack() as stack:
         keys = stack.enter_context(tempfile.TemporaryDirectory())
-        emulator, inside, address, bind = stack.enter_context(_link(case, seed))
+        emulator, inside, address, bind = stack.enter_context(_open_link(case, seed))
         if congestion is not None and case.level == "packet":
             for end in ENDS:
                 _set_congestion(inside(end), congestion)
-        server = stack.enter_context(_end("server", bind, keys, inside("server")))
+        server = stack.enter_context(_start_end("server", bind, keys, inside("server")))
         assert server.stdout is not None
         server.stdout.readline()
-        robot = Robot(stack.enter_context(_end("robot", address, keys, inside("robot"))))
-        began = robot.until("ready", 0.0) + LEAD_S
+        robot = Robot(stack.enter_context(_start_end("robot", address, keys, inside("robot"))))
+        started_at = robot.wait_state("ready", 0.0) + LEAD_S
         time.sleep(LEAD_S + seconds)
         ended = time.monotonic()
-        lines = [line for line in robot.lines if began <= line["t"] < ended]
-        noticed, back = zip(*(_cut(emulator, robot, 0.13 * i) for i in range(cuts)))
-        moved = [_roam(emulator, robot, 0.13 * i) for i in range(cuts)] if case.level == "packet" else []
+        lines = [line for line in robot.lines if started_at <= line["t"] < ended]
+        noticed, back = zip(*(_cut_link(emulator, robot, 0.13 * i) for i in range(cuts)))
+        moved = [_change_address(emulator, robot, 0.13 * i) for i in range(cuts)] if case.level == "packet" else []
     rates = [line["up"] for line in lines if "up" in line]
-    took = sorted(line["frame"] for line in lines if line.get("frame") is not None)
+    frame_s = sorted(line["frame"] for line in lines if line.get("frame") is not None)
     failed = sum(1 for line in lines if "frame" in line and line["frame"] is None)
     return {
         "level": case.level, "rtt_ms": case.rtt_ms, "impairments": case.terms, "seconds": seconds,
         "congestion": congestion if case.level == "packet" else None,
         "error_p50": statistics.median(abs(rate - truth) / truth for rate in rates),
-        "frames": len(took), "failed": failed,
-        "frame_s": {"p50": took[len(took) // 2], "p99": took[int(0.99 * len(took))]},
+        "frames": len(frame_s), "failed": failed,
+        "frame_s": {"p50": frame_s[len(frame_s) // 2], "p99": frame_s[int(0.99 * len(frame_s))]},
         "quiet_s": max(line["quiet"] for line in lines if "quiet" in line),
         "false_alarms": sum(1 for line in lines if line.get("state") == "lost"),
         "noticed_s": {"p50": statistics.median(noticed), "most": max(noticed)},
@@ -165,37 +165,37 @@ def measure(case: Case, seconds: float, cuts: int, seed: int, congestion: Option
 
 
 def _set_congestion(inside: List[str], name: str) -> None:
-    words = [*inside, "sh", "-c", f"echo {shlex.quote(name)} > /proc/sys/net/ipv4/tcp_congestion_control"]
-    if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode:
+    command = [*inside, "sh", "-c", f"echo {shlex.quote(name)} > /proc/sys/net/ipv4/tcp_congestion_control"]
+    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
         from edge_offload.errors import BadInput
 
         remedy = "/proc/sys/net/ipv4/tcp_allowed_congestion_control names those for namespaces"
         raise BadInput(f"congestion control {name!r} cannot be set", remedy=remedy)
 
 
-def _cut(emulator: Any, robot: Robot, phase_s: float) -> Tuple[float, float]:
-    """Seconds until a dead path is noticed, and until the link is back after it."""
+def _cut_link(emulator: Any, robot: Robot, phase_s: float) -> Tuple[float, float]:
+    """Cut the link; return the seconds until that is noticed and until it is back."""
     time.sleep(1.0 + phase_s)
     cut = time.monotonic()
     emulator.cut("blackhole")
-    lost = robot.until("lost", cut)
+    lost = robot.wait_state("lost", cut)
     time.sleep(max(0.0, cut + DEAD_S - time.monotonic()))
     restored = time.monotonic()
     emulator.restore()
-    return lost - cut, robot.until("ready", restored) - restored
+    return lost - cut, robot.wait_state("ready", restored) - restored
 
 
-def _roam(emulator: Any, robot: Robot, phase_s: float) -> float:
-    """Seconds from another address of the robot until the link is back."""
+def _change_address(emulator: Any, robot: Robot, phase_s: float) -> float:
+    """Give the robot another address; return the seconds until the link is back."""
     time.sleep(2.0 + phase_s)
-    began = time.monotonic()
+    started_at = time.monotonic()
     emulator.roam()
-    robot.until("lost", began)
-    return robot.until("ready", began) - began
+    robot.wait_state("lost", started_at)
+    return robot.wait_state("ready", started_at) - started_at
 
 
 @contextlib.contextmanager
-def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
+def _open_link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
     """The emulator, the words before a command that make it run at an end, the robot's address and the server's."""
     from edge_offload_benchmarks.ports import lasting_port
     from edge_offload_research.emulate.emulator import Emulator
@@ -203,7 +203,7 @@ def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
     from edge_offload_research.testbed.packets.emulator import PacketEmulator
     from edge_offload_research.testbed.packets.impairments import Impairments
 
-    link = Link.of("bench", Trace.constant(MBPS * BYTES_PER_MBIT), case.rtt_ms / 1e3)
+    link = Link.of("bench", Trace.constant_trace(MBPS * BYTES_PER_MBIT), case.rtt_ms / 1e3)
     to = f"127.0.0.1:{lasting_port()}"
     if case.level == "tcp":
         with Emulator("127.0.0.1:0", to, link, seed=seed) as proxy:
@@ -212,15 +212,15 @@ def _link(case: Case, seed: int) -> Iterator[Tuple[Any, Any, str, str]]:
     terms = Impairments(**case.terms)  # type: ignore[arg-type]
     far = f"{FAR}:{lasting_port()}"
     with PacketEmulator(far, to, link, (terms, terms), seed, namespaces=True) as packets:
-        yield packets, packets.network.inside, packets.address, f"tcp://{to}"
+        yield packets, packets.network.command_prefix, packets.address, f"tcp://{to}"
 
 
 @contextlib.contextmanager
-def _end(name: str, address: str, keys: str, inside: List[str]) -> Iterator[subprocess.Popen[str]]:
-    words = [*inside, sys.executable, "-m", "edge_offload_benchmarks.link_ends", name, address, keys]
+def _start_end(name: str, address: str, keys: str, inside: List[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [*inside, sys.executable, "-m", "edge_offload_benchmarks.link_ends", name, address, keys]
     # a server complains of every path that it finds dead
     errors = subprocess.DEVNULL if name == "server" else None
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         yield process
     finally:

@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
 
-    settings = [_parsed(text) for text in args.setting or SETTINGS]
+    settings = [_parse_setting(text) for text in args.setting or SETTINGS]
     if args.rounds < 2:
         raise BadInput("--rounds is at least 2")
     for setting in settings:
-        record = judge(setting, measure(setting, args.rounds))
-        show(record)
+        record = judge_setting(setting, measure_setting(setting, args.rounds))
+        show_record(record)
         if args.json is not None:
             others = [item for item in records.read_list(args.json, "modes_bench")
                       if any(item[name] != record[name] for name in setting)]  # fmt: skip
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _parsed(text: str) -> Dict[str, Any]:
+def _parse_setting(text: str) -> Dict[str, Any]:
     from edge_offload.errors import BadInput
 
     try:
@@ -67,7 +67,7 @@ def _parsed(text: str) -> Dict[str, Any]:
         raise BadInput(f"--setting {text}", remedy="MODEL,MBPS,RTT_MS,SLOWDOWN, such as movenet,93,2.6,4") from None
 
 
-def measure(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
+def measure_setting(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
     """Run server, link and robot, and the rounds."""
     from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, two_cores
 
@@ -76,34 +76,34 @@ def measure(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
         "--keys", keys, environment=ONE_THREAD, cores=[second]
     ) as server:
         address = server.address[len("tcp://") :]
-        words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", str(setting["mbps"])]
-        with Process(edge_offload("link", "emulate", *words, "--rtt-ms", str(setting["rtt_ms"]))) as emulator:
-            there = "tcp://" + json.loads(emulator.wait_line("{"))["listen"].replace("tcp://", "")
-            end = ["--server", there, "--keys", keys]
+        options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", str(setting["mbps"])]
+        with Process(edge_offload("link", "emulate", *options, "--rtt-ms", str(setting["rtt_ms"]))) as emulator:
+            through = "tcp://" + json.loads(emulator.wait_line("{"))["listen"].replace("tcp://", "")
+            end = ["--server", through, "--keys", keys]
             program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", setting["model"]]
             command = [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
             with Process([*command, "--slowdown", str(setting["slowdown"])], ONE_THREAD, cores=[first]) as robot:
-                found = robot.ask({"rounds": rounds}, BETWEEN_S + 10 * rounds)
+                record = robot.request_answer({"rounds": rounds}, BETWEEN_S + 10 * rounds)
                 robot.end()
-    return found
+    return record
 
 
-def judge(setting: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Any]:
+def judge_setting(setting: Dict[str, Any], record: Dict[str, Any]) -> Dict[str, Any]:
     """The record of one setting."""
     import numpy as np
 
-    rounds = found["rounds"]
+    rounds = record["rounds"]
     seconds = {name: np.array([each[name][0] for each in rounds]) for name in rounds[0]}
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
     # a plan that divides nothing is another mode under the name of split
-    apart_from = (AUTO, "split") if found["plan"] in ("device-only", "server-only") else (AUTO,)
-    held = sorted((name for name in seconds if name not in apart_from), key=lambda name: medians[name])
+    excluded = (AUTO, "split") if record["plan"] in ("device-only", "server-only") else (AUTO,)
+    fixed_modes = sorted((name for name in seconds if name not in excluded), key=lambda name: medians[name])
     chosen = [each[AUTO][1] for each in rounds]
-    best, after = held[0], held[1 % len(held)]
-    apart = interval(seconds[best], seconds[after])
+    best, after = fixed_modes[0], fixed_modes[1 % len(fixed_modes)]
+    ratio_bounds = ratio_interval(seconds[best], seconds[after])
     rows = []
     for name in seconds:
-        ratio = interval(seconds[name], seconds[BASE])
+        ratio = ratio_interval(seconds[name], seconds[BASE])
         rows.append({
             "mode": name, "median_s": medians[name], "mean_s": float(seconds[name].mean()), "ratio": list(ratio),
             "fell_back": sum(bool(each[name][2]) for each in rounds),
@@ -112,20 +112,20 @@ def judge(setting: Dict[str, Any], found: Dict[str, Any]) -> Dict[str, Any]:
         **setting,
         "rounds": len(rounds),
         "cores": os.cpu_count() or 1,
-        "load_average": found["load"],
+        "load_average": record["load"],
         "rows": rows,
         "best": best,
-        "beyond_doubt": apart[2] < 1.0,
-        "best_over_next": list(apart),
+        "beyond_doubt": ratio_bounds[2] < 1.0,
+        "best_over_next": list(ratio_bounds),
         "chosen": {mode: round(chosen.count(mode) / len(chosen), 4) for mode in dict.fromkeys(chosen)},
-        "auto_over_best": list(interval(seconds[AUTO], seconds[best])),
-        "plan": found["plan"],
-        "lacks": found["lacks"],
+        "auto_over_best": list(ratio_interval(seconds[AUTO], seconds[best])),
+        "plan": record["plan"],
+        "lacks": record["lacks"],
         "last_reason": rounds[-1][AUTO][3],
     }
 
 
-def interval(ones: Any, others: Any) -> Tuple[float, float, float]:
+def ratio_interval(ones: Any, others: Any) -> Tuple[float, float, float]:
     """Median of the ratios of pairs, and its 95 % interval."""
     import numpy as np
 
@@ -135,25 +135,28 @@ def interval(ones: Any, others: Any) -> Tuple[float, float, float]:
     return float(np.median(ratios)), float(low), float(high)
 
 
-def show(record: Dict[str, Any]) -> None:
+def show_record(record: Dict[str, Any]) -> None:
     """A table, and what ``auto`` did."""
     print(f"\n{record['model']}, {record['mbps']:g} Mbit/s, {record['rtt_ms']:g} ms, robot slowed "
           f"{record['slowdown']:g} times; {record['rounds']} rounds, load average "
           f"{record['load_average']:.1f}")  # fmt: skip
     for row in record["rows"]:
-        print(f"  {row['mode']:7} median {row['median_s'] * 1e3:7.1f} ms, {_span(row['ratio'])} x server, "
+        print(f"  {row['mode']:7} median {row['median_s'] * 1e3:7.1f} ms, {_format_span(row['ratio'])} x server, "
               f"{row['fell_back']} fell back")  # fmt: skip
     for name, why in record["lacks"].items():
         print(f"  {name} could not run: {why}")
     doubt = "" if record["beyond_doubt"] else ", not beyond doubt"
-    print(f"  best: {record['best']} ({_span(record['best_over_next'])} x the next{doubt})\n  split is "
-          f"{record['plan'] or '-'}; auto ran {_shares(record)}, {_span(record['auto_over_best'])} x the best",
-          flush=True)  # fmt: skip
+    print(
+        f"  best: {record['best']} ({_format_span(record['best_over_next'])} x the next{doubt})\n  split is "
+        f"{record['plan'] or '-'}; auto ran {_format_shares(record)}, "
+        f"{_format_span(record['auto_over_best'])} x the best",
+        flush=True,
+    )
 
 
-def _shares(record: Dict[str, Any]) -> str:
+def _format_shares(record: Dict[str, Any]) -> str:
     return ", ".join(f"{mode} {share:.0%}" for mode, share in record["chosen"].items())
 
 
-def _span(found: Sequence[float]) -> str:
-    return f"{found[0]:.3f} [{found[1]:.3f}, {found[2]:.3f}]"
+def _format_span(bounds: Sequence[float]) -> str:
+    return f"{bounds[0]:.3f} [{bounds[1]:.3f}, {bounds[2]:.3f}]"

@@ -39,7 +39,7 @@ from edge_offload.outputs import add_output
 
 #: Seconds from stamp to result (docs/results/kapao_tracking.json, mode server), for either task.
 LATENCY_S = {"people": 0.174, "scene": 0.174}
-TRAIN, HELD_OUT = "400:200/11", "601:194/1001,601:194/1002"
+TRAIN, VALIDATION = "400:200/11", "601:194/1001,601:194/1002"
 WEIGHTS = "1:4,1:2,1:1,2:1,4:1"
 PATTERNS = {"3:1": (3, 1), "2:1": (2, 1), "round-robin": (1, 1), "1:2": (1, 2), "1:3": (1, 3)}
 #: Ages (frames) at which results are judged by labels, and what is held there of people carried along (F1).
@@ -55,7 +55,7 @@ CARRY_S, LOCAL_S, OFFLOAD_S = (0.0029, 0.0015), (0.0245, 0.0007), (0.0023, 0.0)
 #: The robot is so much slower, and its link carries so many bytes per second (wifi_93mbps).
 SLOWDOWN, LINK = 4.0, 93e6 / 8
 #: Schedules that carry nothing.
-HELD = ("today", "constant velocity", "local alone")
+UNCARRIED = ("today", "constant velocity", "local alone")
 CURVES = (
     ("turns_ratio", "turns", "tab:blue"),
     ("true_rates_ratio", "turns, true rates", "tab:orange"),
@@ -65,7 +65,7 @@ PHASES = ((None, "all"), (0, "driving"), (1, "standing"), (2, "turning"))
 
 
 class Run(NamedTuple):
-    """What one schedule did on some pairs of stretches: arrays over all their frames, one after the other."""
+    """Outcome of one schedule on some pairs of stretches: arrays over all their frames, one after the other."""
 
     drops: Array
     blocks: Array
@@ -77,18 +77,18 @@ class Run(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
-    own = parser.add_argument
-    own("--latency", action="append", default=[], metavar="TASK=S",
+    add = parser.add_argument
+    add("--latency", action="append", default=[], metavar="TASK=S",
         help=f"seconds from stamp to result ({', '.join(f'{k}={v}' for k, v in LATENCY_S.items())})")  # fmt: skip
-    own("--weights", default=WEIGHTS, metavar="P:S,...", help=f"of people to scene ({WEIGHTS})")
+    add("--weights", default=WEIGHTS, metavar="P:S,...", help=f"of people to scene ({WEIGHTS})")
     stretches = "FIRST:COUNT/STREET of the video's frames and of a street, several with commas"
-    own("--train", default=TRAIN, metavar="STRETCHES", help=f"{stretches} ({TRAIN})")
-    own("--held-out", default=HELD_OUT, metavar="STRETCHES",
-        help=f"likewise; streets with kinds of objects that occur in no other ({HELD_OUT})")  # fmt: skip
-    own("--tables", type=pathlib.Path, metavar="FOLDER", help="of the tables of staleness (in the cache)")
-    own("--labels", type=pathlib.Path, metavar="FILE", help="people by frame (those that come with edge_offload)")
-    own("--seeds", type=int, default=3, metavar="N", help="of the runs over emulated links (3); 0: none")
-    own("--real", type=float, default=0.0, metavar="S",
+    add("--train", default=TRAIN, metavar="STRETCHES", help=f"{stretches} ({TRAIN})")
+    add("--held-out", default=VALIDATION, metavar="STRETCHES",
+        help=f"likewise; streets with kinds of objects that occur in no other ({VALIDATION})")  # fmt: skip
+    add("--tables", type=pathlib.Path, metavar="FOLDER", help="of the tables of staleness (in the cache)")
+    add("--labels", type=pathlib.Path, metavar="FILE", help="people by frame (those that come with edge_offload)")
+    add("--seeds", type=int, default=3, metavar="N", help="of the runs over emulated links (3); 0: none")
+    add("--real", type=float, default=0.0, metavar="S",
         help="run patrol.launch for so many seconds, too, and its latencies in virtual time beside it")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record multitask here")
     add_output(parser, "--plot", type=pathlib.Path, metavar="FILE", help="draw the figures (needs matplotlib)")
@@ -101,40 +101,40 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_benchmarks.experiments.people import LABELS, read_labels
 
     latencies_s, weights = read_latencies(args.latency), read_weights(args.weights)
-    train, held_out = read_stretches(args.train, False), read_stretches(args.held_out, True)
+    train, validation = read_stretches(args.train, False), read_stretches(args.held_out, True)
     labels = read_labels(args.labels or LABELS)
     folder = args.tables or cache_dir() / "staleness"
-    record = measure(folder, train, held_out, latencies_s, weights, labels, args.seeds)
+    record = measure_schedules(folder, train, validation, latencies_s, weights, labels, args.seeds)
     if args.real:
-        record["real"] = real(folder, held_out, args.real)
-    _print(record)
+        record["real"] = measure_patrol(folder, validation, args.real)
+    _print_record(record)
     if args.json is not None:
         records.write(args.json, "multitask", record)
         print(f"wrote {args.json}", file=sys.stderr)
     if args.plot is not None:
-        plot(record, args.plot)
+        plot_record(record, args.plot)
         print(f"wrote {args.plot}", file=sys.stderr)
     return 0
 
 
 def read_latencies(given: Sequence[str]) -> Dict[str, float]:
-    """Of both tasks, from TASK=S.
+    """Parse the latencies of both tasks from TASK=S.
 
     Raises:
         BadInput: something else.
     """
     from edge_offload.errors import BadInput
 
-    found = dict(LATENCY_S)
+    latencies_s = dict(LATENCY_S)
     for text in given:
         task, _, value = text.partition("=")
         try:
-            found[task], known = float(value), task in LATENCY_S
+            latencies_s[task], valid = float(value), task in LATENCY_S
         except ValueError:
-            known = False
-        if not known or not 0 < found[task] <= 3:
+            valid = False
+        if not valid or not 0 < latencies_s[task] <= 3:
             raise BadInput(f"--latency {text}", remedy="give people=S or scene=S, S seconds above 0, 3 at most")
-    return found
+    return latencies_s
 
 
 def read_weights(text: str) -> List[Tuple[float, float]]:
@@ -145,20 +145,20 @@ def read_weights(text: str) -> List[Tuple[float, float]]:
     """
     from edge_offload.errors import BadInput
 
-    found = []
+    weights = []
     for item in text.split(","):
         try:
             people, scene = (float(part) for part in item.split(":"))
-            whole = people + scene
-            if not math.isfinite(whole) or min(people, scene) < 0 or whole <= 0:
+            total = people + scene
+            if not math.isfinite(total) or min(people, scene) < 0 or total <= 0:
                 raise ValueError
         except ValueError:
             raise BadInput(f"--weights: {item!r}", remedy="give pairs such as 1:1,1:4 from 0 on") from None
-        found.append((people / whole, scene / whole))
-    return found
+        weights.append((people / total, scene / total))
+    return weights
 
 
-def read_stretches(text: str, held_out: bool) -> List[Tuple[Any, Any]]:
+def read_stretches(text: str, validation: bool) -> List[Tuple[Any, Any]]:
     """Pairs of stretches, of people and of the scene.
 
     Raises:
@@ -167,7 +167,7 @@ def read_stretches(text: str, held_out: bool) -> List[Tuple[Any, Any]]:
     from edge_offload.errors import BadInput
     from edge_offload_benchmarks.simulation.staleness import FAR, Stretch
 
-    found = []
+    stretches = []
     for item in text.split(","):
         frames, _, street = item.partition("/")
         first, _, count = frames.partition(":")
@@ -175,15 +175,15 @@ def read_stretches(text: str, held_out: bool) -> List[Tuple[Any, Any]]:
             raise BadInput(
                 f"stretch {item!r}", remedy=f"give FIRST:COUNT/STREET, such as 601:194/7, COUNT {2 * FAR} on"
             )
-        people, scene = Stretch("people", int(first), int(count)), Stretch("scene", int(street), int(count), held_out)
-        found.append((people, scene))
-    return found
+        people, scene = Stretch("people", int(first), int(count)), Stretch("scene", int(street), int(count), validation)
+        stretches.append((people, scene))
+    return stretches
 
 
-def measure(
+def measure_schedules(
     folder: pathlib.Path,
     train: Sequence[Tuple[Any, Any]],
-    held_out: Sequence[Tuple[Any, Any]],
+    validation: Sequence[Tuple[Any, Any]],
     latencies_s: Mapping[str, float],
     weights: Sequence[Tuple[float, float]],
     labels: Mapping[int, Any],
@@ -194,26 +194,30 @@ def measure(
     from edge_offload_benchmarks.simulation.turn_links import over_links
     from edge_offload_benchmarks.simulation.turn_taking import Pair
 
-    def say(text: str) -> None:
+    def log_progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    tables = {stretch.name: (stretch, table(folder, stretch, say)) for pair in (*train, *held_out) for stretch in pair}
+    tables = {
+        stretch.name: (stretch, table(folder, stretch, log_progress))
+        for pair in (*train, *validation)
+        for stretch in pair
+    }
     frames = (math.ceil(latencies_s["people"] * RATE - 1e-9), math.ceil(latencies_s["scene"] * RATE - 1e-9))
-    pairs = [[Pair((tables[a.name][1], tables[b.name][1]), frames) for a, b in part] for part in (train, held_out)]
-    own = {stretch.number: made for stretch, made in tables.values() if stretch.task == "people"}
-    people = by_labels({number: own[number] for number in {a.number for a, _ in held_out}}, labels)
-    scene = by_streets([tables[name][1] for name in sorted({b.name for _, b in held_out})])
+    pairs = [[Pair((tables[a.name][1], tables[b.name][1]), frames) for a, b in part] for part in (train, validation)]
+    add = {stretch.number: made for stretch, made in tables.values() if stretch.task == "people"}
+    people = by_labels({number: add[number] for number in {a.number for a, _ in validation}}, labels)
+    scene = by_streets([tables[name][1] for name in sorted({b.name for _, b in validation})])
     rows, summary = [], []
     for weight in weights:
-        say(f"weights {_ratio(weight)}: every schedule in virtual time")
-        found, judged = _schedules(pairs[0], pairs[1], weight, [a.number for a, _ in held_out], labels)
-        rows += found
+        log_progress(f"weights {_format_ratio(weight)}: every schedule in virtual time")
+        schedules, judged = _compare_schedules(pairs[0], pairs[1], weight, [a.number for a, _ in validation], labels)
+        rows += schedules
         summary.append(judged)
     record: Dict[str, Any] = {
         "rate_hz": RATE,
         "latency_s": dict(latencies_s),
         "latency_frames": dict(zip(("people", "scene"), frames)),
-        "tables": [{**made.about, "held_out": stretch in [s for p in held_out for s in p]} for stretch, made in
+        "tables": [{**made.about, "held_out": stretch in [s for p in validation for s in p]} for stretch, made in
                    tables.values()],
         "people": people,
         "scene": scene,
@@ -221,38 +225,38 @@ def measure(
         "weights": summary,
         "constant": [row for pair in ((4, 4), (5, 4)) for row in constant_rates(RATIOS, pair)],
         "links": over_links(pairs[0], pairs[1], seeds),
-        "standing": standing(frames),
+        "standing": standing_share(frames),
     }  # fmt: skip
-    record["bars"] = _bars(record)
+    record["bars"] = _judge_bars(record)
     return record
 
 
-def real(folder: pathlib.Path, held_out: Sequence[Tuple[Any, Any]], seconds: float) -> Dict[str, Any]:
+def measure_patrol(folder: pathlib.Path, validation: Sequence[Tuple[Any, Any]], seconds: float) -> Dict[str, Any]:
     """A real run of patrol.launch by task, and the planner in virtual time with the latencies that it had.
 
     The real one sees the whole video and another street, its scene has the local algorithm, and its frames, links and
     latencies are as they come: drops are those of the comparisons that it made itself.
     """
-    from edge_offload_benchmarks.patrol_run import patrol
+    from edge_offload_benchmarks.patrol_run import run_patrol
     from edge_offload_benchmarks.simulation.staleness import RATE, table
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Turns, take_turns
 
-    found = patrol(seconds)
-    first, second = (max(1, math.ceil(found[task]["latency_s"] * RATE)) for task in ("people", "scene"))
+    measured = run_patrol(seconds)
+    first, second = (max(1, math.ceil(measured[task]["latency_s"] * RATE)) for task in ("people", "scene"))
     estimates, choose, pairs, outcomes = Estimates(), Turns((0.5, 0.5)), [], []
-    for a, b in held_out:
+    for a, b in validation:
         pairs.append(Pair((table(folder, a, lambda _: None), table(folder, b, lambda _: None)), (first, second)))
         outcomes.append(take_turns(pairs[-1], choose, estimates, False))
-    lived = _run(pairs, outcomes)
+    lived = _judge_outcomes(pairs, outcomes)
     stale = np.concatenate([outcome.stale for outcome in outcomes], axis=1)
     for k, task in enumerate(("people", "scene")):
-        found[task]["virtual"] = {
+        measured[task]["virtual"] = {
             "latency_frames": (first, second)[k],
             "stale_s": float(stale[k].mean() / RATE),
             "turns_per_s": lived.offloads_per_s[k],
             "drop": float(lived.drops[k].mean()),
         }
-    return {"seconds": seconds, "tasks": found}
+    return {"seconds": seconds, "tasks": measured}
 
 
 def by_labels(tables: Mapping[int, Any], labels: Mapping[int, Any]) -> List[Dict[str, Any]]:
@@ -264,18 +268,18 @@ def by_labels(tables: Mapping[int, Any], labels: Mapping[int, Any]) -> List[Dict
         counts = {method: np.zeros(3) for method in (*METHODS, "fresh")}
         frames = 0
         for first, table in tables.items():
-            there = [frame for frame in labels if first + age <= frame < first + table.frames]
-            frames += len(there)
-            for frame in there:
+            labelled = [frame for frame in labels if first + age <= frame < first + table.frames]
+            frames += len(labelled)
+            for frame in labelled:
                 for method in counts:
                     old = 0 if method == "fresh" else age
                     boxes = shown(table.arrays, "held" if method == "fresh" else method, frame - first - old, old)
-                    counts[method] += matched(boxes, labels[frame])
-        rows.append({"age": age, "frames": frames, "f1": {method: f1(count) for method, count in counts.items()}})
+                    counts[method] += match_people(boxes, labels[frame])
+        rows.append({"age": age, "frames": frames, "f1": {method: f1_score(count) for method, count in counts.items()}})
     return rows
 
 
-def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
+def match_people(boxes: Array, truth: Any) -> Tuple[int, int, int]:
     """People found, missed, and false boxes; who is partly hidden counts neither way."""
     from edge_offload.perception.assignment import assign_pairs, iou_matrix
 
@@ -284,17 +288,17 @@ def matched(boxes: Array, truth: Any) -> Tuple[int, int, int]:
     if not len(truth.boxes):
         return 0, 0, len(boxes)
     overlaps = iou_matrix(boxes, truth.boxes)
-    whole = np.where(truth.partial[None, :], 0.0, overlaps)
-    pairs, free, _ = assign_pairs(1.0 - whole, 0.5)
+    scored = np.where(truth.partial[None, :], 0.0, overlaps)
+    pairs, free, _ = assign_pairs(1.0 - scored, 0.5)
     false = sum(1 for box in free if overlaps[box, truth.partial].max(initial=0.0) < 0.5)
     return len(pairs), int((~truth.partial).sum()) - len(pairs), false
 
 
-def f1(counts: Array) -> Optional[float]:
-    """Of people found, missed and false boxes; None where there is nobody."""
-    found, missed, false = (float(value) for value in counts)
-    whole = 2 * found + missed + false
-    return 2 * found / whole if whole else None
+def f1_score(counts: Array) -> Optional[float]:
+    """Return the F1 score of matches, misses and false boxes; None without people."""
+    matches, missed, false = (float(value) for value in counts)
+    total = 2 * matches + missed + false
+    return 2 * matches / total if total else None
 
 
 def by_streets(tables: Sequence[Any]) -> List[Dict[str, Any]]:
@@ -303,31 +307,31 @@ def by_streets(tables: Sequence[Any]) -> List[Dict[str, Any]]:
     By what the robot does when the sweep comes that is shown.
     """
     rows = []
-    for age, (phase, words) in itertools.product(AGES, PHASES):
-        fresh, held, carried, drops = [], [], [], []
+    for age, (phase, robot) in itertools.product(AGES, PHASES):
+        fresh, stale, carried, drops = [], [], [], []
         for table in tables:
             truth = {method: table.arrays[f"truth/{method}"] for method in ("held", "carried")}
             now = np.arange(age, table.frames)
             now = now if phase is None else now[table.arrays["phase"][now] == phase]
             fresh.append(truth["held"][now, 0])
-            held.append(truth["held"][now - age, age])
+            stale.append(truth["held"][now - age, age])
             carried.append(truth["carried"][now - age, age])
             drops.append([table.drop(method)[now - age, age].sum() for method in ("held", "carried")])
         means = {name: float(np.concatenate(part).mean()) if sum(map(len, part)) else None for name, part in
-                 (("fresh", fresh), ("held", held), ("carried", carried))}  # fmt: skip
+                 (("fresh", fresh), ("held", stale), ("carried", carried))}  # fmt: skip
         if None in means.values():
             continue
-        apart = means["fresh"] - means["held"]  # type: ignore[operator]
+        gap = means["fresh"] - means["held"]  # type: ignore[operator]
         closed = means["carried"] - means["held"]  # type: ignore[operator]
         lost = np.sum(drops, axis=0)
-        rows.append({"age": age, "robot": words, "sweeps": sum(map(len, fresh)), **means,
-                     "closes": closed / apart if apart > 1e-3 else None,
+        rows.append({"age": age, "robot": robot, "sweeps": sum(map(len, fresh)), **means,
+                     "closes": closed / gap if gap > 1e-3 else None,
                      "closes_network": float(1 - lost[1] / lost[0]) if lost[0] else None})  # fmt: skip
     return rows
 
 
-def _schedules(
-    train: Sequence[Any], held_out: Sequence[Any], weights: Tuple[float, float], firsts: Sequence[int],
+def _compare_schedules(
+    train: Sequence[Any], validation: Sequence[Any], weights: Tuple[float, float], firsts: Sequence[int],
     labels: Mapping[int, Any],
 ) -> Tuple[List[Dict[str, Any]], Dict[str, Any]]:  # fmt: skip
     """Every schedule at these weights: rows, and the comparison of turns with fixed patterns and the ceiling."""
@@ -338,60 +342,65 @@ def _schedules(
     choosers["turns, true rates"] = lambda: Turns(weights, true_rates=True)
     choosers["plan"] = lambda: Planned(weights)
     runs: Dict[Tuple[str, bool], Tuple[Run, Run]] = {}
-    every = _all_at_once(train, held_out, False)
+    every = _all_at_once(train, validation, False)
     runs["today", False] = every["held"]
     runs["constant velocity", False] = every["velocity"]
-    runs["local alone", True] = _local_alone(train), _local_alone(held_out)
+    runs["local alone", True] = _run_locally(train), _run_locally(validation)
     for local in (False, True):
-        runs["all at once", local] = _all_at_once(train, held_out, local)["carried"]
+        runs["all at once", local] = _all_at_once(train, validation, local)["carried"]
         for name, chooser in choosers.items():
-            runs[name, local] = _lives(train, held_out, chooser, local)
-        runs["optimum", local] = _best(train, weights, local), _best(held_out, weights, local)
+            runs[name, local] = _simulate_schedule(train, validation, chooser, local)
+        runs["optimum", local] = _find_best(train, weights, local), _find_best(validation, weights, local)
     rows = []
     for (name, local), (before, judged) in runs.items():
         row = {"weights": list(weights), "schedule": name, "local": local, "people": float(judged.drops[0].mean()),
-               "scene": float(judged.drops[1].mean()), "weighted": _interval(judged, weights),
-               "train": _mean(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
-               "joules_per_s": joules_per_s(judged.offloads_per_s, judged.bytes_per_s, name not in HELD, local),
+               "scene": float(judged.drops[1].mean()), "weighted": _drop_interval(judged, weights),
+               "train": _mean_drop(before, weights), "people_share": judged.share, "bytes_per_s": judged.bytes_per_s,
+               "joules_per_s": joules_per_s(judged.offloads_per_s, judged.bytes_per_s, name not in UNCARRIED, local),
                **_by_truth(judged, firsts, labels)}  # fmt: skip
         rows.append(row)
     judgement: Dict[str, Any] = {"weights": list(weights)}
     for local in (False, True):
-        best = min(PATTERNS, key=lambda name: _mean(runs[name, local][0], weights))
+        best = min(PATTERNS, key=lambda name: _mean_drop(runs[name, local][0], weights))
         pattern = runs[best, local][1]
-        part: Dict[str, Any] = {"pattern": best, "best_pattern": _interval(pattern, weights)}
+        part: Dict[str, Any] = {"pattern": best, "best_pattern": _drop_interval(pattern, weights)}
         for name, key in (
             ("turns", "turns"),
             ("turns, true rates", "true_rates"),
             ("plan", "plan"),
             ("optimum", "optimum"),
         ):
-            part[key] = _interval(runs[name, local][1], weights)
-            part[f"{key}_ratio"] = _interval(runs[name, local][1], weights, pattern)
+            part[key] = _drop_interval(runs[name, local][1], weights)
+            part[f"{key}_ratio"] = _drop_interval(runs[name, local][1], weights, pattern)
         judgement = {**judgement, **part} if not local else {**judgement, "with_local": part}
     return rows, judgement
 
 
-def _lives(train: Sequence[Any], held_out: Sequence[Any], chooser: Any, local: bool) -> Tuple[Run, Run]:
+def _simulate_schedule(train: Sequence[Any], validation: Sequence[Any], chooser: Any, local: bool) -> Tuple[Run, Run]:
     """A robot with one schedule, through the training part and then the other."""
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, take_turns
 
     estimates, choose = Estimates(), chooser()
     before = [take_turns(pair, choose, estimates, local) for pair in train]
-    after = [take_turns(pair, choose, estimates, local) for pair in held_out]
-    return _run(train, before), _run(held_out, after)
+    after = [take_turns(pair, choose, estimates, local) for pair in validation]
+    return _judge_outcomes(train, before), _judge_outcomes(validation, after)
 
 
-def _all_at_once(train: Sequence[Any], held_out: Sequence[Any], local: bool) -> Dict[str, Tuple[Run, Run]]:
+def _all_at_once(train: Sequence[Any], validation: Sequence[Any], local: bool) -> Dict[str, Tuple[Run, Run]]:
     from edge_offload_benchmarks.simulation.staleness import METHODS
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pattern, take_turns
 
     estimates = Estimates()
-    parts = [[take_turns(pair, Pattern((1, 1)), estimates, local, True) for pair in part] for part in (train, held_out)]
-    return {method: (_run(train, parts[0], method), _run(held_out, parts[1], method)) for method in METHODS}
+    parts = [
+        [take_turns(pair, Pattern((1, 1)), estimates, local, True) for pair in part] for part in (train, validation)
+    ]
+    return {
+        method: (_judge_outcomes(train, parts[0], method), _judge_outcomes(validation, parts[1], method))
+        for method in METHODS
+    }
 
 
-def _local_alone(pairs: Sequence[Any]) -> Run:
+def _run_locally(pairs: Sequence[Any]) -> Run:
     from edge_offload_benchmarks.simulation.turn_taking import Outcome, drops_of
 
     outcomes = []
@@ -399,10 +408,10 @@ def _local_alone(pairs: Sequence[Any]) -> Run:
         shape = (2, pair.end - pair.begin)
         stale, local = np.ones(shape, dtype=int), np.ones(shape, dtype=bool)
         outcomes.append(Outcome(stale, local, drops_of(pair, "carried", stale, local), []))
-    return _run(pairs, outcomes)
+    return _judge_outcomes(pairs, outcomes)
 
 
-def _best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
+def _find_best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
     from edge_offload_benchmarks.simulation.offline_optimum import optimum
     from edge_offload_benchmarks.simulation.turn_taking import Outcome, drops_of, replayed
 
@@ -417,10 +426,10 @@ def _best(pairs: Sequence[Any], weights: Sequence[float], local: bool) -> Run:
         better = [pair.local(k)[frames] < carried[k][frames, stale[k]] for k in (0, 1)]
         instead = np.array(better) & local
         outcomes.append(Outcome(stale, instead, drops_of(pair, "carried", stale, instead), offloads))
-    return _run(pairs, outcomes)
+    return _judge_outcomes(pairs, outcomes)
 
 
-def _run(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried") -> Run:
+def _judge_outcomes(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried") -> Run:
     from edge_offload_benchmarks.simulation.staleness import RATE
     from edge_offload_benchmarks.simulation.turn_taking import drops_of
 
@@ -439,7 +448,7 @@ def _run(pairs: Sequence[Any], outcomes: Sequence[Any], method: str = "carried")
 
 
 def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: bool, local: bool) -> float:
-    """What the robot draws, by the state model of a Jetson Xavier NX: it computes, sends, or stands by (watts).
+    """Return the robot's power by the state model of a Jetson Xavier NX: it computes, sends, or stands by (watts).
 
     Args:
         offloads_per_s: of either task.
@@ -460,16 +469,16 @@ def joules_per_s(offloads_per_s: Sequence[float], bytes_per_s: float, carried: b
     return powers.standby + sum(adds)
 
 
-def _mean(judged: Run, weights: Sequence[float]) -> float:
+def _mean_drop(judged: Run, weights: Sequence[float]) -> float:
     return float(np.dot(weights, judged.drops.mean(axis=1)))
 
 
-def _interval(judged: Run, weights: Sequence[float], other: Optional[Run] = None) -> Dict[str, float]:
+def _drop_interval(judged: Run, weights: Sequence[float], other: Optional[Run] = None) -> Dict[str, float]:
     """Mean weighted drop, or its ratio to another's on the same frames, and its 95 % interval over blocks of time."""
     cost = np.dot(weights, judged.drops)
     base = np.ones_like(cost) if other is None else np.dot(weights, other.drops)
     members = [judged.blocks == block for block in np.unique(judged.blocks)]
-    sums = np.array([[cost[here].sum(), base[here].sum()] for here in members])
+    sums = np.array([[cost[chosen].sum(), base[chosen].sum()] for chosen in members])
     drawn = sums[np.random.default_rng(0).integers(0, len(sums), (DRAWS, len(sums)))].sum(axis=1)
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], [2.5, 97.5])
     return {"mean": float(cost.sum() / base.sum()), "low": float(low), "high": float(high)}
@@ -481,17 +490,17 @@ def _by_truth(judged: Run, firsts: Sequence[int], labels: Mapping[int, Any]) -> 
 
     counts, ious = np.zeros(3), []
     for (pair, outcome, method), first in zip(judged.outcomes, firsts):
-        own, truth = pair.tables[0].arrays, pair.tables[1].arrays
+        add, truth = pair.tables[0].arrays, pair.tables[1].arrays
         kind = "held" if method == "velocity" else method
         for place, frame in enumerate(range(pair.begin, pair.end)):
             stale, local = outcome.stale[:, place], outcome.local[:, place]
             if first + frame in labels:
-                carried = shown(own, method, frame - stale[0], int(stale[0]))
-                boxes = people(own["boxes/local"][frame]) if local[0] else carried
-                counts += matched(boxes, labels[first + frame])
-            there = truth["truth/local"][frame] if local[1] else truth[f"truth/{kind}"][frame - stale[1], stale[1]]
-            ious.append(float(there))
-    return {"people_f1": f1(counts), "scene_iou": float(np.mean(ious))}
+                carried = shown(add, method, frame - stale[0], int(stale[0]))
+                boxes = people(add["boxes/local"][frame]) if local[0] else carried
+                counts += match_people(boxes, labels[first + frame])
+            scene_ious = truth["truth/local"][frame] if local[1] else truth[f"truth/{kind}"][frame - stale[1], stale[1]]
+            ious.append(float(scene_ious))
+    return {"people_f1": f1_score(counts), "scene_iou": float(np.mean(ious))}
 
 
 def constant_rates(ratios: Sequence[float], latencies: Tuple[int, int], turns: int = 140) -> List[Dict[str, Any]]:
@@ -524,18 +533,18 @@ def best_period(latencies: Sequence[int], rates: Sequence[float], max_run: int, 
             rows = [len(list(same)) for _, same in itertools.groupby(period * 3)]
             if len(set(period)) < 2 or max(rows) > max_run:
                 continue
-            begins = np.cumsum([0, *(latencies[k] for k in period)])
+            starts = np.cumsum([0, *(latencies[k] for k in period)])
             cost = 0.0
             for k, rate in enumerate(rates):
-                own = [int(begin) for turn, begin in zip(period, begins) if turn == k]
-                for begin, after in zip(own, [*own[1:], own[0] + int(begins[-1])]):
+                add = [int(begin) for turn, begin in zip(period, starts) if turn == k]
+                for begin, after in zip(add, [*add[1:], add[0] + int(starts[-1])]):
                     gap = after - begin
                     cost += rate * (gap * latencies[k] + gap * (gap - 1) / 2)
-            best = min(best, cost / int(begins[-1]))
+            best = min(best, cost / int(starts[-1]))
     return best
 
 
-def standing(latencies: Tuple[int, int]) -> Dict[str, float]:
+def standing_share(latencies: Tuple[int, int]) -> Dict[str, float]:
     """Share of turns of the other task while one's drop is zero: made-up tables, 3 s after it stops, for 9 s."""
     from edge_offload_benchmarks.simulation.staleness import FAR, RATE, Table
     from edge_offload_benchmarks.simulation.turn_taking import Estimates, Pair, Turns, take_turns
@@ -554,49 +563,50 @@ def standing(latencies: Tuple[int, int]) -> Dict[str, float]:
     return {"share": whose.count(0) / len(whose), "turns": len(whose), "share_meanwhile": before.count(0) / len(before)}
 
 
-def _bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
+def _judge_bars(record: Mapping[str, Any]) -> List[Dict[str, Any]]:
     bars = []
     for row in record["people"]:
         if row["age"] in AGES and row["f1"]["carried"] is not None:
             least, value = PEOPLE_F1[AGES.index(row["age"])], row["f1"]["carried"]
-            bars.append(_bar(f"people, F1 carried {row['age']} frames >= {least}", f"{value:.3f}", value >= least))
+            bars.append(_make_bar(f"people, F1 carried {row['age']} frames >= {least}", f"{value:.3f}", value >= least))
     for row in record["scene"]:
         # where the robot stands there is next to nothing to close
         if row["robot"] != "standing" and row["closes"] is not None:
             name = f"scene, {row['robot']}, {row['age']} sweeps: carrying closes >= {SCENE_CLOSES:.0%} of held to fresh"
-            bars.append(_bar(name, f"{row['closes']:.0%}", row["closes"] >= SCENE_CLOSES))
+            bars.append(_make_bar(name, f"{row['closes']:.0%}", row["closes"] >= SCENE_CLOSES))
     for row in record["weights"]:
-        for words, part in (("", row), (", with local algorithms", row["with_local"])):
+        for suffix, part in (("", row), (", with local algorithms", row["with_local"])):
             ratio = part["turns_ratio"]
-            name = f"turns at {_ratio(row['weights'])}{words} <= {TURNS_COST} x the best pattern ({part['pattern']})"
+            weights = _format_ratio(row["weights"])
+            name = f"turns at {weights}{suffix} <= {TURNS_COST} x the best pattern ({part['pattern']})"
             value = f"{ratio['mean']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}); ceiling "
-            bars.append(_bar(name, f"{value}{part['optimum_ratio']['mean']:.3f}", ratio["mean"] <= TURNS_COST))
+            bars.append(_make_bar(name, f"{value}{part['optimum_ratio']['mean']:.3f}", ratio["mean"] <= TURNS_COST))
     for row in record["links"]:
         link = row["link"] if row["share"] == 1 else f"{row['share']:g} of {row['link']}"
         name = f"turns over {link} <= {PLAN_COST} x the search of all plans, mean of {row['runs']} runs"
         value = f"{row['mean']:.3f} ({row['least']:.3f} to {row['most']:.3f})"
-        bars.append(_bar(name, value, row["mean"] <= PLAN_COST))
+        bars.append(_make_bar(name, value, row["mean"] <= PLAN_COST))
     worst = max(row["long_run"] / row["best_period"] for row in record["constant"])
     name = f"constant rates, 1:1 to 1:{max(RATIOS)}: long-run cost <= {CONSTANT_COST} x the best period"
-    bars.append(_bar(name, f"{worst:.4f} at worst", worst <= CONSTANT_COST))
+    bars.append(_make_bar(name, f"{worst:.4f} at worst", worst <= CONSTANT_COST))
     share = record["standing"]["share"]
     name = f"a task that lost nothing for 3 s: the other gets >= {STANDING_SHARE:.0%} of the turns"
-    bars.append(_bar(name, f"{share:.0%} of {record['standing']['turns']}", share >= STANDING_SHARE))
+    bars.append(_make_bar(name, f"{share:.0%} of {record['standing']['turns']}", share >= STANDING_SHARE))
     return bars
 
 
-def _bar(name: str, value: str, met: bool) -> Dict[str, Any]:
+def _make_bar(name: str, value: str, met: bool) -> Dict[str, Any]:
     return {"name": name, "value": value, "met": bool(met)}
 
 
-def _ratio(weights: Sequence[float]) -> str:
+def _format_ratio(weights: Sequence[float]) -> str:
     people, scene = weights
     if not people or not scene:
         return f"{people:g}:{scene:g}"
     return f"{people / scene:g}:1" if people > scene else f"1:{scene / people:g}"
 
 
-def _print(record: Mapping[str, Any]) -> None:
+def _print_record(record: Mapping[str, Any]) -> None:
     for row in record["people"]:
         shown = ", ".join(f"{name} {value:.3f}" for name, value in row["f1"].items() if value is not None)
         print(f"people, result {row['age']} frames old, F1 on {row['frames']} labelled frames: {shown}")
@@ -605,7 +615,7 @@ def _print(record: Mapping[str, Any]) -> None:
         print(f"scene, {row['robot']}, {row['age']} sweeps old: IoU fresh {row['fresh']:.3f}, held {row['held']:.3f}, "
               f"carried {row['carried']:.3f}{closes}")  # fmt: skip
     for weights in record["weights"]:
-        print(f"weights {_ratio(weights['weights'])}")
+        print(f"weights {_format_ratio(weights['weights'])}")
         for row in record["rows"]:
             if row["weights"] == weights["weights"]:
                 drop, local = row["weighted"], "with local" if row["local"] else ""
@@ -617,30 +627,30 @@ def _print(record: Mapping[str, Any]) -> None:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
 
 
-def plot(record: Mapping[str, Any], path: pathlib.Path) -> None:
+def plot_record(record: Mapping[str, Any], path: pathlib.Path) -> None:
     """Weighted drop of every schedule at 1:1 (or the first weights), and turns against patterns over all weights."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     chosen = next((w["weights"] for w in record["weights"] if w["weights"][0] == 0.5), record["weights"][0]["weights"])
     rows = [row for row in record["rows"] if row["weights"] == chosen][::-1]
-    with panels(path, 1, 2, (12, 6)) as grid:
-        left, right = grid[0]
+    with open_panels(path, 1, 2, (12, 6)) as grid:
+        panel, right = grid[0]
         values = [row["weighted"]["mean"] for row in rows]
         error = [[row["weighted"]["mean"] - row["weighted"]["low"] for row in rows],
                  [row["weighted"]["high"] - row["weighted"]["mean"] for row in rows]]  # fmt: skip
         colours = ["tab:blue" if row["local"] else "tab:grey" for row in rows]
-        left.barh(range(len(rows)), values, xerr=error, color=colours)
-        left.set_yticks(range(len(rows)))
-        left.set_yticklabels([row["schedule"] + (" + local" if row["local"] else "") for row in rows])
-        left.set_xlabel(f"weighted drop of the current frame, {_ratio(chosen)} (95 %)")
+        panel.barh(range(len(rows)), values, xerr=error, color=colours)
+        panel.set_yticks(range(len(rows)))
+        panel.set_yticklabels([row["schedule"] + (" + local" if row["local"] else "") for row in rows])
+        panel.set_xlabel(f"weighted drop of the current frame, {_format_ratio(chosen)} (95 %)")
         places = range(len(record["weights"]))
-        for key, words, colour in CURVES:
+        for key, title, colour in CURVES:
             for style, parts in (("-o", record["weights"]), ("--s", [w["with_local"] for w in record["weights"]])):
-                label = words + (", with local" if style == "--s" else "")
+                label = title + (", with local" if style == "--s" else "")
                 right.plot(places, [part[key]["mean"] for part in parts], style, color=colour, label=label)
         right.axhline(1.0, color="black", linewidth=0.8)
         right.set_xticks(list(places))
-        right.set_xticklabels([_ratio(w["weights"]) for w in record["weights"]])
+        right.set_xticklabels([_format_ratio(w["weights"]) for w in record["weights"]])
         right.set_xlabel("weights, people to scene")
         right.set_ylabel("weighted drop, in that of the best fixed pattern")
         right.legend(fontsize=8)

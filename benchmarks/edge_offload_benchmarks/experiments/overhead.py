@@ -56,62 +56,62 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--starts is at least 1, --pairs at least as many, and --lead at least 0")
     models, ways = args.model or ["movenet", "mobilenet_v3_large"], tuple(args.way or WAYS)
     measured = {(model, way) for model in models for way in ways}
-    found = [
+    rows = [
         item
         for item in records.read_list(args.json, "overhead")
         if (item["model"], item["way"]) not in measured or item.get("lead", 0) != args.lead
     ]
     load = os.getloadavg()[0]
-    kept = Kept()
-    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys, cores=_core(0)) as server:
+    saver = Kept()
+    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys, cores=_choose_core(0)) as server:
         for model in models:
-            for measured_now in _measure(model, ways, args, server.address, keys):
-                found.append({**measured_now, "lead": args.lead, "load_average": load})
-                print(line(found[-1]), flush=True)
+            for measured_now in _measure_ways(model, ways, args, server.address, keys):
+                rows.append({**measured_now, "lead": args.lead, "load_average": load})
+                print(format_record(rows[-1]), flush=True)
                 if args.json:
-                    kept("json", lambda: records.write(args.json, "overhead", found))
-    kept.settle()
+                    saver("json", lambda: records.write(args.json, "overhead", rows))
+    saver.settle()
     return 0
 
 
-def _core(which: int) -> Set[int]:
-    """That core of those that there are."""
+def _choose_core(which: int) -> Set[int]:
+    """Return the number of one of the available cores."""
     return {sorted(os.sched_getaffinity(0))[which]}
 
 
-def _measure(
+def _measure_ways(
     model: str, ways: Sequence[str], args: argparse.Namespace, address: str, keys: str
 ) -> Iterator[Dict[str, Any]]:
     remote = [way for way in ways if way != "local"]
     modes = [(["local"], "local")] if "local" in ways else []
     if remote:
         modes.append((["split", "--server", address, "--keys", keys], ",".join(remote)))
-    for mode, wanted in modes:
-        seconds: Dict[str, List[List[float]]] = {way: [[], [], []] for way in wanted.split(",")}
+    for mode, names in modes:
+        seconds: Dict[str, List[List[float]]] = {way: [[], [], []] for way in names.split(",")}
         for start in range(args.starts):
             count = args.pairs // args.starts + (start < args.pairs % args.starts)
-            told = _start(mode, [model, str(count), str(args.lead), address, keys, wanted])
+            measured = _start_robot(mode, [model, str(count), str(args.lead), address, keys, names])
             for way, of_kinds in seconds.items():
-                for mine, more in zip(of_kinds, told["seconds"][way]):
+                for mine, more in zip(of_kinds, measured["seconds"][way]):
                     mine += more
         for way, of_kinds in seconds.items():
-            yield {**record(model, way, of_kinds, told["operators"]), "starts": args.starts}
+            yield {**make_record(model, way, of_kinds, measured["operators"]), "starts": args.starts}
 
 
-def _start(mode: Sequence[str], arguments: Sequence[str]) -> Dict[str, Any]:
+def _start_robot(mode: Sequence[str], arguments: Sequence[str]) -> Dict[str, Any]:
     from edge_offload.errors import RemoteError
 
-    words = [sys.executable, "-m", "edge_offload_benchmarks.overhead_robot", *arguments]
-    command = edge_offload("exec", "--threads", "1", "--mode", *mode, "--", *words)
-    with Process(command, ONE_THREAD, _core(-1)) as program:
+    program_line = [sys.executable, "-m", "edge_offload_benchmarks.overhead_robot", *arguments]
+    command = edge_offload("exec", "--threads", "1", "--mode", *mode, "--", *program_line)
+    with Process(command, ONE_THREAD, _choose_core(-1)) as program:
         code = program.end(None)
         if code != 0:
-            raise RemoteError(f"the measured program ended with code {code}: {program.said()[-500:]}")
-        told: Dict[str, Any] = json.loads(program.lines[-1])
-    return told
+            raise RemoteError(f"the measured program ended with code {code}: {program.read_stderr()[-500:]}")
+        answer: Dict[str, Any] = json.loads(program.lines[-1])
+    return answer
 
 
-def record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
+def make_record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: int) -> Dict[str, Any]:
     """Medians; the overhead is the median of the rounds' differences from the mean of the two plain networks.
 
     Args:
@@ -136,10 +136,12 @@ def record(model: str, way: str, seconds: Sequence[Sequence[float]], operators: 
     }
 
 
-def line(record: Dict[str, Any]) -> str:
+def format_record(record: Dict[str, Any]) -> str:
     """One record as a line."""
-    return (f"{record['model']:20s} {record['way']:7s} plain {record['plain_s'] * 1e3:8.2f} ms, intercepted "
-            f"{record['overhead_s'] * 1e3:+7.3f} ms ({record['overhead_s'] / record['plain_s']:+.2%}, "
-            f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator; "
-            f"{record.get('null_s', 0.0) * 1e3:+.3f} ms between two plain ones), "
-            f"{'within' if record['within'] else 'beyond'} the bar")  # fmt: skip
+    return (
+        f"{record['model']:20s} {record['way']:7s} plain {record['plain_s'] * 1e3:8.2f} ms, intercepted "
+        f"{record['overhead_s'] * 1e3:+7.3f} ms ({record['overhead_s'] / record['plain_s']:+.2%}, "
+        f"{record['overhead_s'] / record['operators'] * 1e6:+.2f} us per operator; "
+        f"{record.get('null_s', 0.0) * 1e3:+.3f} ms between two plain ones), "
+        f"{'within' if record['within'] else 'beyond'} the bar"
+    )

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     rows: List[Dict[str, Any]] = []
     print(f"{'case':10} {'tool':5} {'quantity':10} {'set':>8} {'measured':>9} {'error':>7} {'core':>5}")
     for name in args.case or CASES:
-        row = {"case": name, **measure(CASES[name], args.seconds, args.seed)}
+        row = {"case": name, **measure_case(CASES[name], args.seconds, args.seed)}
         rows.append(row)
         shown = ["-" if row[key] is None else f"{row[key]:{form}}" for key, form in (("set", ".4g"), ("error", "+.1%"))]
         print(f"{name:10} {row['tool']:5} {row['quantity']:10} {shown[0]:>8} {row['measured']:9.4g} {shown[1]:>7} "
@@ -105,24 +105,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
+def measure_case(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
     """Run one case; the row without its name."""
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
     from edge_offload_research.testbed.packets.emulator import PacketEmulator
     from edge_offload_research.testbed.packets.impairments import Impairments
 
-    up, down = (Trace.constant(mbps * BYTES_PER_MBIT) for mbps in (case.mbps, case.down_mbps or case.mbps))
+    up, down = (Trace.constant_trace(mbps * BYTES_PER_MBIT) for mbps in (case.mbps, case.down_mbps or case.mbps))
     link = Link("bench", up, down, case.rtt_ms / 2e3, case.rtt_ms / 2e3)
     pair = Impairments(**case.up), Impairments()  # type: ignore[arg-type]
     to = f"127.0.0.1:{PORT}"
     with PacketEmulator(f"{FAR}:{PORT}", to, link, pair, seed, namespaces=True) as emulator:
-        robot, server = (emulator.network.inside(end) for end in ("robot", "server"))
-        began, busy = time.monotonic(), time.process_time()
+        robot, server = (emulator.network.command_prefix(end) for end in ("robot", "server"))
+        started_at, busy = time.monotonic(), time.process_time()
         if case.tool == "ping":
-            measured = _ping(robot, case.quantity, seconds)
+            measured = _run_ping(robot, case.quantity, seconds)
         else:
-            measured = _iperf(robot, server, case, seconds)
-        core = (time.process_time() - busy) / (time.monotonic() - began)
+            measured = _run_iperf(robot, server, case, seconds)
+        core = (time.process_time() - busy) / (time.monotonic() - started_at)
         stats = emulator.stats()
     error = None if case.set is None else (measured - case.set) / case.set
     counted = stats["lost_up"] / max(stats["packets_up"], 1)
@@ -133,30 +133,30 @@ def measure(case: Case, seconds: float, seed: int) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _ping(robot: List[str], quantity: str, seconds: float) -> float:
-    words = [*robot, "ping", "-q", "-i", "0.005", "-w", f"{seconds:.0f}", FAR]
-    report = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+def _run_ping(robot: List[str], quantity: str, seconds: float) -> float:
+    command = [*robot, "ping", "-q", "-i", "0.005", "-w", f"{seconds:.0f}", FAR]
+    report = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     match = re.search(r"= ([\d.]+)/([\d.]+)/([\d.]+)/([\d.]+) ms", report)
     if match is None:
         raise RuntimeError(f"ping: {report}")
     return float(match.group(4 if quantity == "jitter_ms" else 2))
 
 
-def _iperf(robot: List[str], server: List[str], case: Case, seconds: float) -> float:
+def _run_iperf(robot: List[str], server: List[str], case: Case, seconds: float) -> float:
     listening = [*server, "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", str(PORT), "--forceflush"]
-    words = [*robot, "iperf3", "-c", FAR, "-p", str(PORT), "-J", "-t", f"{seconds:.0f}"]
+    command = [*robot, "iperf3", "-c", FAR, "-p", str(PORT), "-J", "-t", f"{seconds:.0f}"]
     # the slow start is left out; iperf3 would count the losses of omitted UDP packets, but not the packets
-    words += ["-O", "2"] if case.tool == "tcp" else []
+    command += ["-O", "2"] if case.tool == "tcp" else []
     if case.tool == "udp":
-        words += ["-u", "-b", f"{UDP_MBPS}M", "-l", str(UDP_BYTES), "-w", "4M"]
+        command += ["-u", "-b", f"{UDP_MBPS}M", "-l", str(UDP_BYTES), "-w", "4M"]
     if case.reverse:
-        words.append("-R")
+        command.append("-R")
     with subprocess.Popen(listening, stdout=subprocess.PIPE, text=True) as serving:
         try:
             assert serving.stdout is not None
             while "listening" not in serving.stdout.readline():
                 pass
-            report = json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+            report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
         finally:
             serving.kill()
     if "error" in report:

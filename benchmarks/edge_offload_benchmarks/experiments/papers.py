@@ -95,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput("--robot-factor and --seconds are above 0, --frames at least 2")
     models = args.model or list(profiles.MODELS)
     planners = args.planner or [*PLANNERS, ORACLE]
-    for given, known in ((models, profiles.MODELS), (planners, (*PLANNERS, ORACLE))):
+    for given, allowed in ((models, profiles.MODELS), (planners, (*PLANNERS, ORACLE))):
         for name in given:
-            if name not in known:
-                raise BadInput(f"{name!r} is none of {', '.join(known)}")
+            if name not in allowed:
+                raise BadInput(f"{name!r} is none of {', '.join(allowed)}")
     if "agrnav" in models and args.scan is None:
         raise BadInput("agrnav's payloads need a LiDAR scan", remedy="give --scan, or choose models with --model")
     torch.set_num_threads(1)
@@ -109,47 +109,47 @@ def run(args: argparse.Namespace) -> int:
     overhead = measure_request_s() * args.robot_factor if args.overhead_ms is None else args.overhead_ms / 1e3
     rows: List[Dict[str, Any]] = []
     for model in models:
-        workload = graph.build(model, profiles.read_operators(args.data, model))
+        workload = graph.build_workload(model, profiles.read_operators(args.data, model))
         variants = make_variants(args, workload, overhead)
         for variant in variants:
-            print(f"{model}, {variant.label}: overhead {variant.overhead_s * 1e3:.2f} ms; {describe(variant)}")
+            print(f"{model}, {variant.label}: overhead {variant.overhead_s * 1e3:.2f} ms; {describe_variant(variant)}")
             for planner in planners:
                 extra = variant is not variants[0] and variant.label != "no codecs"
                 if extra and planner != "loss_beam":
                     continue
                 row = simulate_one(args, workload, variant, planner, trace, trace_path.stem, measured)
                 rows.append(row)
-                print(line(row), flush=True)
-    print(summary(rows))
+                print(format_row(row), flush=True)
+    print(summarise_rows(rows))
     if args.json:
         records.write(args.json, "papers", rows)
     if args.plot:
-        draw(rows, args.plot)
+        draw_rows(rows, args.plot)
     return 0
 
 
 def make_variants(args: argparse.Namespace, workload: Workload, overhead: float) -> List[Variant]:
     """Codecs and overhead; the first one is what the headline speaks of."""
-    known = measured_codecs(args, workload.model)
-    spatial = _by_value(workload, known["spatial"])
+    codecs = measured_codecs(args, workload.model)
+    spatial = _by_value(workload, codecs["spatial"])
     variants = [
         Variant("lossless spatial codecs", spatial, overhead),
         Variant("no overhead", spatial, 0.0),
         Variant("no codecs", {}, overhead),
     ]
     for label, camera in (("moving", "moving camera"), ("noise", "sensor noise of one level")):
-        if label in known:
+        if label in codecs:
             variants.append(Variant(f"{camera}{', temporal codec' if label == 'moving' else ''}",
-                                    _by_value(workload, known[label]), overhead, camera))  # fmt: skip
+                                    _by_value(workload, codecs[label]), overhead, camera))  # fmt: skip
     return variants
 
 
 def _by_value(workload: Workload, options: Dict[str, Tuple[CodecCost, ...]]) -> Dict[int, Tuple[CodecCost, ...]]:
-    found = {workload.input_value: options["input"]}
+    by_value = {workload.input_value: options["input"]}
     for number in workload.output_values:
         if options.get("output"):
-            found[number] = options["output"]
-    return found
+            by_value[number] = options["output"]
+    return by_value
 
 
 def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str, Tuple[CodecCost, ...]]]:
@@ -164,7 +164,7 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
 
     lossless = codecs.codec_names()
 
-    def cost(arrays: Sequence[Array], names: Sequence[str] = lossless, upward: bool = True,
+    def measure_cost(arrays: Sequence[Array], names: Sequence[str] = lossless, upward: bool = True,
              references: Optional[Sequence[Array]] = None) -> Tuple[CodecCost, ...]:  # fmt: skip
         pairs = [(array, None if references is None else references[k]) for k, array in enumerate(arrays)]
         return codec_costs(Payload(model, pairs), names, args.robot_factor, upward)
@@ -172,54 +172,58 @@ def measured_codecs(args: argparse.Namespace, model: str) -> Dict[str, Dict[str,
     if model == "agrnav":
         scan = payloads.read_scan(args.scan)
         labels = read_labels(args.labels).astype(np.uint8) if args.labels else payloads.completed_labels(scan)
-        occupied = payloads.occupancy(scan)
+        occupied = payloads.make_occupancy(scan)
         flat = [np.ascontiguousarray(grid.transpose(0, 2, 1))[None] for grid in (occupied, labels)]
-        return {"spatial": {"input": cost(flat[:1]), "output": cost(flat[1:], upward=False)}}
+        return {"spatial": {"input": measure_cost(flat[:1]), "output": measure_cost(flat[1:], upward=False)}}
     video = args.video or sample_video()
     frames = list(read_frames(video, [40 * k + 7 for k in range(args.frames)]).values())
     if model != "kapao":
-        return {"spatial": {"input": cost([payloads.normalised(frame) for frame in frames])}}
-    sized = [payloads.resized(frame, 960, 640) for frame in frames]
+        return {"spatial": {"input": measure_cost([payloads.normalise_frame(frame) for frame in frames])}}
+    sized = [payloads.resize_frame(frame, 960, 640) for frame in frames]
     noisy = [payloads.with_noise(frame, 1.0, k) for k, frame in enumerate(sized)]
-    pan = _panned(list(read_frames(video, range(100, 100 + args.frames + 1)).values()))
+    pan = _pan_frames(list(read_frames(video, range(100, 100 + args.frames + 1)).values()))
     return {
-        "spatial": {"input": cost([_planes(frame) for frame in sized])},
-        "noise": {"input": cost([_planes(frame) for frame in noisy])},
-        "moving": {"input": cost(list(map(_planes, pan[1:])), list(TEMPORAL), references=list(map(_planes, pan)))},
+        "spatial": {"input": measure_cost([_split_planes(frame) for frame in sized])},
+        "noise": {"input": measure_cost([_split_planes(frame) for frame in noisy])},
+        "moving": {
+            "input": measure_cost(
+                list(map(_split_planes, pan[1:])), list(TEMPORAL), references=list(map(_split_planes, pan))
+            )
+        },
     }
 
 
-def _planes(frame: Array) -> Array:
+def _split_planes(frame: Array) -> Array:
     import numpy as np
 
     return np.ascontiguousarray(frame[..., ::-1].transpose(2, 0, 1))
 
 
-def _panned(frames: Sequence[Array]) -> List[Array]:
+def _pan_frames(frames: Sequence[Array]) -> List[Array]:
     """A 960x640 view that moves over larger frames, as of a camera that turns."""
     from edge_offload_benchmarks import payloads
 
-    large = [payloads.resized(frame, 1280, 960) for frame in frames]
+    large = [payloads.resize_frame(frame, 1280, 960) for frame in frames]
     return [frame[160:800, 40 + PAN_PX * k : 1000 + PAN_PX * k].copy() for k, frame in enumerate(large)]
 
 
 def codec_costs(payload: Any, names: Sequence[str], robot_factor: float, upward: bool) -> Tuple[CodecCost, ...]:
     """Measured costs; ``upward`` payloads are coded on the robot, the others on the server."""
     from edge_offload.split.model.cost import CodecCost
-    from edge_offload_benchmarks.experiments.codecs import measure
+    from edge_offload_benchmarks.experiments.codecs import measure_payload
 
-    found = []
-    for row in measure(payload, list(names), 3):
+    costs = []
+    for row in measure_payload(payload, list(names), 3):
         if row["codec"] == "raw":
             continue
         encode, decode = row["encode_bytes_per_s"], row["decode_bytes_per_s"]
         robot, server = (encode, decode) if upward else (decode, encode)
-        found.append(CodecCost(row["codec"], row["ratio"], robot / robot_factor, server))
-    return tuple(found)
+        costs.append(CodecCost(row["codec"], row["ratio"], robot / robot_factor, server))
+    return tuple(costs)
 
 
 def measure_request_s(batches: int = 12, repeats: int = 40) -> float:
-    """Seconds of one request of our link over loopback: a first piece of a payload up, a short answer down.
+    """Measure one request of our link over loopback (seconds): a first piece of a payload up, a short answer down.
 
     The median of the quietest batch, for other work may run on this machine. Both ends run in this process. Every later
     piece travels behind the first one, and the link's bandwidth is charged apart.
@@ -268,7 +272,7 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
                     probes=name not in ("device_only", "server_only"))  # fmt: skip
     used = sorted({t.codec for plan in table.plans for t in plan.transfers})
     device, server = measured[workload.model, "local"], measured[workload.model, "all"]
-    own = StatePowers(device.power_w, max(server.power_w, StatePowers().standby), StatePowers().standby)
+    robot_powers = StatePowers(device.power_w, max(server.power_w, StatePowers().standby), StatePowers().standby)
     mean = float(loop.latencies_s.mean())
     return {
         "model": workload.model,
@@ -284,11 +288,13 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
         "camera": variant.camera,
         "sees": "oracle" if planner == ORACLE else "past transfers",
         "ratio": mean / theirs.mean_s,
-        "device_only_s": model.network_s(_robot()),
+        "device_only_s": model.network_s(_describe_robot()),
         "authors_latency_s": {"mean": theirs.mean_s, "p50": theirs.p50_s, "p99": theirs.p99_s},
         "authors_method": METHODS[name],
         "authors_energy_j": theirs.energy_j,
-        "energy_at_authors_power_j": float(robot_energy(replace(model, power=own), mean, loop.compute_s, loop.wire_s)),
+        "energy_at_authors_power_j": float(
+            robot_energy(replace(model, power=robot_powers), mean, loop.compute_s, loop.wire_s)
+        ),
         "inferences": len(loop.latencies_s),
         "local_share": loop.local_share,
         "split_plans": sum(plan.splits_an_operator for plan in table.plans),
@@ -298,13 +304,13 @@ def simulate_one(args: argparse.Namespace, workload: Workload, variant: Variant,
     }
 
 
-def _robot() -> Any:
+def _describe_robot() -> Any:
     from edge_offload.split.model.plan import Side
 
     return Side.ROBOT
 
 
-def describe(variant: Variant) -> str:
+def describe_variant(variant: Variant) -> str:
     """The codecs of the input, best ratio first."""
     if not variant.codecs:
         return "raw"
@@ -312,7 +318,7 @@ def describe(variant: Variant) -> str:
     return ", ".join(f"{o.name} {o.ratio:.2f}x at {o.robot_bytes_per_s / 1e6:.0f} MB/s on the robot" for o in options)
 
 
-def line(row: Dict[str, Any]) -> str:
+def format_row(row: Dict[str, Any]) -> str:
     """One row for people, milliseconds and joules."""
     ours, theirs = row["latency_s"], row["authors_latency_s"]
     mean, p50, p99 = (ours[key] * 1e3 for key in ("mean", "p50", "p99"))
@@ -324,7 +330,7 @@ def line(row: Dict[str, Any]) -> str:
     )
 
 
-def summary(rows: Sequence[Dict[str, Any]]) -> str:
+def summarise_rows(rows: Sequence[Dict[str, Any]]) -> str:
     """Geometric mean over the models of (our mean / LOPInfer's measured mean), per variant."""
     lines = []
     for label in dict.fromkeys(row["variant"] for row in rows):
@@ -340,14 +346,14 @@ def summary(rows: Sequence[Dict[str, Any]]) -> str:
     return "\n".join([*lines, "Device-only in the authors' logs carries their interception's hooks; ours does not."])
 
 
-def draw(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+def draw_rows(rows: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Bars of mean latency per model: every planner, and the authors' runs."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     first = rows[0]["variant"]
     chosen = [row for row in rows if row["variant"] == first]
     models = list(dict.fromkeys(row["model"] for row in chosen))
-    with panels(path, 1, len(models), (3.2 * len(models), 4)) as grid:
+    with open_panels(path, 1, len(models), (3.2 * len(models), 4)) as grid:
         for panel, model in zip(grid[0], models):
             mine = [row for row in chosen if row["model"] == model]
             places = range(len(mine))

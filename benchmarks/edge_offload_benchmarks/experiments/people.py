@@ -87,17 +87,17 @@ def run(args: argparse.Namespace) -> int:
     teacher = {number: evaluation.truth_of(people, distil.VISIBLE) for number, people in seen.items()}
     numbers = list(args.frames)
     finders: List[Tuple[str, List[People], float]] = [
-        _network(args.model, options, video, numbers, tune, teacher),
-        ("movenet", _infer("movenet", {"score": LOWEST}, video, numbers), float(MOVENET["score"])),
-        _background(video, numbers, tune, teacher),
+        _find_people(args.model, options, video, numbers, tune, teacher),
+        ("movenet", _infer_frames("movenet", {"score": LOWEST}, video, numbers), float(MOVENET["score"])),
+        _find_blobs(video, numbers, tune, teacher),
     ]
     rows = []
-    for name, found, score in finders:
+    for name, finds, score in finders:
         for reference, truths in (("teacher", teacher), ("hand", by_hand)):
             chosen = [index for index, number in enumerate(numbers) if number in truths]
             if chosen:
                 figures = evaluation.figures(
-                    [found[index] for index in chosen],
+                    [finds[index] for index in chosen],
                     [truths[numbers[index]] for index in chosen],
                     score,
                     BLOCKS,
@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     identities = {} if not by_hand else read_identities(args.labels or LABELS)
     identities = {number: ids for number, ids in identities.items() if number in by_hand}
     tracking = [
-        {"finder": name, **tracking_figures(found, numbers, by_hand, identities, score, Video(video).fps)}
-        for name, found, score in finders
+        {"finder": name, **tracking_figures(scored, numbers, by_hand, identities, score, Video(video).fps)}
+        for name, scored, score in finders
         if identities and name != "background"
     ]
     record = {
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         "tracking": tracking,
     }
     for row in rows:
-        print(_line(row))
+        print(_format_row(row))
     for row in tracking:
         print(_tracking_line(row))
     if args.json:
@@ -158,7 +158,7 @@ def read_labels(path: pathlib.Path) -> Dict[int, Truth]:
         ) from error
 
 
-def _network(
+def _find_people(
     name: str,
     options: Dict[str, Any],
     video: pathlib.Path,
@@ -170,13 +170,13 @@ def _network(
     from edge_offload.models.registry import entries
     from edge_offload_training import evaluation
 
-    known = entries()[name].options if name in entries() else {}
-    chosen = {**{key: LOWEST for key in ("conf", "score") if key in known}, **options}
-    matched = evaluation.match(_infer(name, chosen, video, tune), [teacher[number] for number in tune])
-    return name, _infer(name, chosen, video, numbers), evaluation.best_threshold(matched)
+    accepted = entries()[name].options if name in entries() else {}
+    chosen = {**{key: LOWEST for key in ("conf", "score") if key in accepted}, **options}
+    matched = evaluation.match(_infer_frames(name, chosen, video, tune), [teacher[number] for number in tune])
+    return name, _infer_frames(name, chosen, video, numbers), evaluation.best_threshold(matched)
 
 
-def _infer(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Sequence[int]) -> List[People]:
+def _infer_frames(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Sequence[int]) -> List[People]:
     from edge_offload.models.registry import build_estimator
     from edge_offload.models.video import read_frames
 
@@ -185,7 +185,7 @@ def _infer(name: str, options: Dict[str, Any], video: pathlib.Path, numbers: Seq
     return [estimator.infer(frames[number]) for number in numbers]
 
 
-def _background(
+def _find_blobs(
     video: pathlib.Path, numbers: Sequence[int], tune: Sequence[int], teacher: Dict[int, Truth]
 ) -> Tuple[str, List[People], float]:
     """Blobs of MOG2, which has watched the video from its start; their score grows with their area.
@@ -199,14 +199,14 @@ def _background(
     from edge_offload_training import evaluation
 
     subtractor = cv2.createBackgroundSubtractorMOG2(history=500, varThreshold=16, detectShadows=True)
-    found: Dict[int, People] = {}
+    people: Dict[int, People] = {}
     for number, (_, frame) in enumerate(Video(video).frames(max(*numbers, *tune) + 1)):
         mask = subtractor.apply(frame)
         if number in teacher:
-            found[number] = blobs((mask == 255).astype(np.uint8))
-    matched = evaluation.match([found[number] for number in tune], [teacher[number] for number in tune])
+            people[number] = extract_blobs((mask == 255).astype(np.uint8))
+    matched = evaluation.match([people[number] for number in tune], [teacher[number] for number in tune])
     areas = [(evaluation.at_threshold(matched, area_score(area))[2], area) for area in BLOB_AREAS]
-    return "background", [found[number] for number in numbers], area_score(max(areas)[1])
+    return "background", [people[number] for number in numbers], area_score(max(areas)[1])
 
 
 def area_score(area: float) -> float:
@@ -214,7 +214,7 @@ def area_score(area: float) -> float:
     return area / (area + 1000.0)
 
 
-def blobs(mask: Array) -> People:
+def extract_blobs(mask: Array) -> People:
     """Connected parts of a mask (uint8, above 0: foreground) as people without keypoints: holes closed, specks dropped.
 
     Scores grow with the area.
@@ -234,16 +234,16 @@ def blobs(mask: Array) -> People:
     return People(boxes, scores, np.zeros((len(parts), 17, 3)))
 
 
-def _line(row: Dict[str, Any]) -> str:
-    def percent(key: str) -> str:
+def _format_row(row: Dict[str, Any]) -> str:
+    def format_percent(key: str) -> str:
         low, high = row[f"{key}_interval"]
         return f"{row[key]:.3f} [{low:.3f}, {high:.3f}]"
 
     keypoints = f"  keypoint AP {row['keypoint_ap']:.3f}" if "keypoint_ap" in row else ""
     return (
         f"{row['finder']:<12} against {row['reference']:<8} ({row['people']} people, {row['frames']} frames): "
-        f"recall {percent('recall')}  precision {percent('precision')}  F1 {percent('f1')}  "
-        f"box AP50 {percent('box_ap50')}  AP {row['box_ap']:.3f}{keypoints}"
+        f"recall {format_percent('recall')}  precision {format_percent('precision')}  F1 {format_percent('f1')}  "
+        f"box AP50 {format_percent('box_ap50')}  AP {row['box_ap']:.3f}{keypoints}"
     )
 
 

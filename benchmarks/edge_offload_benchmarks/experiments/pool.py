@@ -55,7 +55,7 @@ from edge_offload.server.pool.choose import plan_steady
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import PlannedPipeline, PlannedStage, PoolPlan, plan_most
 from edge_offload.server.pool.profile import BlockProfile
-from edge_offload_research.server.pool.baselines import paired
+from edge_offload_research.server.pool.baselines import plan_pairs
 from edge_offload_research.server.pool.simulate import load_factor
 
 #: name, classes with how many share a machine, and bytes per second of its link.
@@ -66,11 +66,11 @@ CLUSTERS: Dict[str, Tuple[Dict[str, int], float]] = {
     "HC4": ({"V100": 4, "T4": 2}, 10e9 / 8),
 }
 COUNTS = (25, 75)
-STEP, ALONE_STEP, MOST = 0.05, 0.01, 1.0
+STEP, SINGLE_STEP, MOST = 0.05, 0.01, 1.0
 #: Seconds of processor that a plan for all of a cluster may take.
 PLANNED_S = 0.25
 #: Requests at a load of 1 that suffice for one network alone, where --seconds would be more.
-ALONE_REQUESTS = 6000
+SINGLE_REQUESTS = 6000
 
 
 @dataclass(frozen=True)
@@ -124,68 +124,73 @@ def run(args: argparse.Namespace) -> int:
     if args.update and args.json is None:
         raise BadInput("--update without a file", remedy="say --json FILE")
     if args.costs:
-        return _costs(args)
+        return _measure_costs(args)
     if args.networks is not None:
-        return _networks(args)
+        return _measure_networks(args)
     if args.profiles is None:
         raise BadInput("no --profiles", remedy="name a folder as 'edge-offload pool profile' writes it")
     if args.real or args.faults:
-        return _real(args) if args.real else _faults(args)
+        return _measure_real(args) if args.real else _measure_faults(args)
     networks = profile.load_profiles(args.profiles)
     clusters = args.cluster or list(CLUSTERS)
     if args.planning:
-        return _planning(args, networks, clusters)
-    cases = _cases(args, networks, clusters)
-    held = json.loads(args.json.read_text(encoding="utf-8")) if args.update and args.json.exists() else {}
-    replaced = {"alone" if alone else "groups" for _, alone in cases}
-    record: Dict[str, Any] = {**held, "seconds": args.seconds}
+        return _measure_planning(args, networks, clusters)
+    cases = _make_cases(args, networks, clusters)
+    earlier = json.loads(args.json.read_text(encoding="utf-8")) if args.update and args.json.exists() else {}
+    replaced = {"alone" if single else "groups" for _, single in cases}
+    record: Dict[str, Any] = {**earlier, "seconds": args.seconds}
     for kind in ("groups", "alone"):
-        record[kind] = [row for row in held.get(kind, []) if kind not in replaced or row["cluster"] not in clusters]
-    for number, (case, alone) in enumerate(cases, 1):
-        row = _measure(case, networks, args, alone)
-        record["alone" if alone else "groups"].append(row)
+        record[kind] = [row for row in earlier.get(kind, []) if kind not in replaced or row["cluster"] not in clusters]
+    for number, (case, single_network) in enumerate(cases, 1):
+        row = _measure_case(case, networks, args, single_network)
+        record["alone" if single_network else "groups"].append(row)
         shown = ", ".join(f"{name} {one['load']:.2f}" for name, one in row["systems"].items())
         print(
-            f"{number} of {len(cases)}: {case.cluster}, {' + '.join(_short(one) for one in row['networks'])}: {shown}",
+            f"{number} of {len(cases)}: {case.cluster}, "
+            f"{' + '.join(_shorten_name(one) for one in row['networks'])}: {shown}",
             flush=True,
         )
         if args.json:  # after each, so that a run that is stopped has something to show
-            args.json.write_text(json.dumps({**record, "summary": summary(record)}, indent=1) + "\n", encoding="utf-8")
-    for name, line in summary(record).items():
+            args.json.write_text(
+                json.dumps({**record, "summary": summarise_record(record)}, indent=1) + "\n", encoding="utf-8"
+            )
+    for name, line in summarise_record(record).items():
         print(f"{name}: {line}")
     if args.plot:
-        _draw(args.plot, record)
+        _draw_record(args.plot, record)
     return 0
 
 
-def _costs(args: argparse.Namespace) -> int:
+def _measure_costs(args: argparse.Namespace) -> int:
     from edge_offload.server.pool.cluster import check_available
-    from edge_offload_benchmarks.pool_real import costs
+    from edge_offload_benchmarks.pool_real import measure_costs
 
     check_available()
-    found = costs(args.seconds)
+    measured = measure_costs(args.seconds)
     print(
-        f"head and two members: {found['idle_bytes'] / 1e9:.2f} GB, {100 * found['idle_cores']:.1f} % of a core; "
-        f"{1e3 * found['frame_cpu_s']:.1f} ms of processor a frame ({1e3 * found['frame_cpu_all_s']:.1f} with what is "
-        f"there without frames, {100 * found['without_frames_cores']:.1f} %), p50 {1e3 * found['p50_s']:.0f} ms; "
-        f"at {found['often']['per_s']} a second {1e3 * sum(found['often']['frame_cpu_by_s'].values()):.1f} ms, the "
-        f"driver {1e3 * found['often']['frame_cpu_by_s']['driver']:.1f} ms"
+        f"head and two members: {measured['idle_bytes'] / 1e9:.2f} GB, {100 * measured['idle_cores']:.1f} % of a core; "
+        f"{1e3 * measured['frame_cpu_s']:.1f} ms of processor a frame "
+        f"({1e3 * measured['frame_cpu_all_s']:.1f} with what is "
+        f"there without frames, {100 * measured['without_frames_cores']:.1f} %), p50 {1e3 * measured['p50_s']:.0f} ms; "
+        f"at {measured['often']['per_s']} a second "
+        f"{1e3 * sum(measured['often']['frame_cpu_by_s'].values()):.1f} ms, the "
+        f"driver {1e3 * measured['often']['frame_cpu_by_s']['driver']:.1f} ms"
     )
-    _keep(args, "costs", found)
+    _save_part(args, "costs", measured)
     return 0
 
 
-def _planning(args: argparse.Namespace, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> int:
+def _measure_planning(args: argparse.Namespace, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> int:
     args.alone = True
     taken: Dict[str, List[float]] = {"one network": [], "several networks": []}
-    for case, alone in _cases(args, networks, clusters):
+    for case, single in _make_cases(args, networks, clusters):
         for link_share in (0.8, 1.0):
-            began = time.process_time()
-            plan_steady(case.group, cluster_of(case.cluster, link_share), case.margin, _stages(alone))
-            taken["one network" if alone else "several networks"].append(time.process_time() - began)
+            started_at = time.process_time()
+            plan_steady(case.group, cluster_of(case.cluster, link_share), case.margin, _max_stages(single))
+            taken["one network" if single else "several networks"].append(time.process_time() - started_at)
     rows = [
         {
-            "what": what, "stages": _stages(what == "one network"), "plans": len(each_s),
+            "what": what, "stages": _max_stages(what == "one network"), "plans": len(each_s),
             "mean_s": float(np.mean(each_s)), "most_s": max(each_s),
         }
         for what, each_s in taken.items() if each_s
@@ -195,82 +200,83 @@ def _planning(args: argparse.Namespace, networks: Mapping[str, BlockProfile], cl
             f"{row['what']} in up to {row['stages']} stages, {row['plans']} plans for {' + '.join(map(str, COUNTS))} "
             f"GPUs: {row['mean_s']:.3f} s of processor in the mean, {row['most_s']:.3f} s at most (bar {PLANNED_S:g})"
         )
-    _keep(args, "planning", rows)
-    return 0 if planned(rows) else 1
+    _save_part(args, "planning", rows)
+    return 0 if judge_planning(rows) else 1
 
 
-def planned(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no plan took too long."""
+def judge_planning(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether every plan was made in time."""
     return all(row["most_s"] <= PLANNED_S for row in rows)
 
 
-def _stages(alone: bool) -> int:
-    """Of a pipeline, at most: the authors'."""
-    return 3 if alone else 2
+def _max_stages(single: bool) -> int:
+    """Return the most stages of a pipeline, as in the paper."""
+    return 3 if single else 2
 
 
-def _networks(args: argparse.Namespace) -> int:
+def _measure_networks(args: argparse.Namespace) -> int:
     from edge_offload.server.pool.cluster import check_available
 
     check_available()
     if not 1 <= args.networks <= 10000:
         raise BadInput("--networks is 1 to 10000 frames")
-    from edge_offload_benchmarks.pool_networks import networks
+    from edge_offload_benchmarks.pool_networks import measure_networks
 
-    rows = networks(args.networks, lambda rows: _keep(args, "networks", rows))
-    whole = all(row[key] == row["frames"] for row in rows for key in ("remote", "equal_local", "equal_server"))
-    return 0 if whole and all(row["people_equal"] == row["frames"] for row in rows if row["people"]) else 1
+    rows = measure_networks(args.networks, lambda rows: _save_part(args, "networks", rows))
+    complete = all(row[key] == row["frames"] for row in rows for key in ("remote", "equal_local", "equal_server"))
+    return 0 if complete and all(row["people_equal"] == row["frames"] for row in rows if row["people"]) else 1
 
 
-def _keep(args: argparse.Namespace, name: str, found: Any) -> None:
+def _save_part(args: argparse.Namespace, name: str, part: Any) -> None:
     if args.json:
-        held = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
-        args.json.write_text(json.dumps({**held, name: found}, indent=1) + "\n", encoding="utf-8")
+        earlier = json.loads(args.json.read_text(encoding="utf-8")) if args.json.exists() else {}
+        args.json.write_text(json.dumps({**earlier, name: part}, indent=1) + "\n", encoding="utf-8")
 
 
-def _real(args: argparse.Namespace) -> int:
+def _measure_real(args: argparse.Namespace) -> int:
     from edge_offload.server.pool.cluster import check_available
-    from edge_offload_benchmarks.pool_real import measure
-    from edge_offload_research.commands.pool_plan import counts
+    from edge_offload_benchmarks.pool_real import measure_pool
+    from edge_offload_research.commands.pool_plan import parse_counts
 
     check_available()
-    load = _load(args, 0.9)
-    gpus = counts(args.gpus or "4xL4,12xP4")
-    found = measure(args.profiles, args.real, gpus, args.times, load, args.seconds, args.seed)
+    load = _choose_load(args, 0.9)
+    gpus = parse_counts(args.gpus or "4xL4,12xP4")
+    outcome = measure_pool(args.profiles, args.real, gpus, args.times, load, args.seconds, args.seed)
     print(
-        f"{found['requests']} requests at {load:g} of {found['rate']:.1f} /s: {100 * found['served']:.2f} % in "
-        f"time, {100 * found['simulated']:.2f} % in the simulator; {found['refused']} refused, {found['lost']} lost"
+        f"{outcome['requests']} requests at {load:g} of {outcome['rate']:.1f} /s: {100 * outcome['served']:.2f} % in "
+        f"time, {100 * outcome['simulated']:.2f} % in the simulator; {outcome['refused']} refused, "
+        f"{outcome['lost']} lost"
     )
-    _keep(args, "real", found)
-    held_up = found["served"] >= found["simulated"] - 0.01 and not found["lost"] and not found["failed"]
-    return 0 if held_up else 1
+    _save_part(args, "real", outcome)
+    confirmed = outcome["served"] >= outcome["simulated"] - 0.01 and not outcome["lost"] and not outcome["failed"]
+    return 0 if confirmed else 1
 
 
-def _load(args: argparse.Namespace, usual: float) -> float:
+def _choose_load(args: argparse.Namespace, usual: float) -> float:
     load: float = usual if args.load is None else args.load
     if not 1 <= args.times <= 10000 or not 0 < load <= 2 or not 1 <= args.repeat <= 1000:
         raise BadInput("--times is 1 to 10000, --load above 0 and at most 2, --repeat 1 to 1000")
     return load
 
 
-def _faults(args: argparse.Namespace) -> int:
+def _measure_faults(args: argparse.Namespace) -> int:
     from edge_offload.server.pool.cluster import check_available
-    from edge_offload_benchmarks.pool_faults import held, measure
-    from edge_offload_research.commands.pool_plan import counts
+    from edge_offload_benchmarks.pool_faults import measure_faults, meets_share
+    from edge_offload_research.commands.pool_plan import parse_counts
 
     check_available()
-    gpus = counts(args.gpus or "6xL4,12xP4")
-    rows = measure(args.profiles, args.faults, gpus, args.times, _load(args, 0.6), args.repeat, args.seed)
+    gpus = parse_counts(args.gpus or "6xL4,12xP4")
+    rows = measure_faults(args.profiles, args.faults, gpus, args.times, _choose_load(args, 0.6), args.repeat, args.seed)
     for row in rows:
         print(
             f"{row['fault']}: {row['stranded']} requests under way there, {row['could']} could be in time elsewhere, "
             f"{row['did']} were; of {row['requests']} in all {row['refused']} refused, {row['lost']} lost"
         )
-    _keep(args, "faults", rows)
-    return 0 if held(rows) else 1
+    _save_part(args, "faults", rows)
+    return 0 if meets_share(rows) else 1
 
 
-def _cases(
+def _make_cases(
     args: argparse.Namespace, networks: Mapping[str, BlockProfile], clusters: Sequence[str]
 ) -> List[Tuple[Case, bool]]:
     groups = cases_of(args.plans, networks, clusters, args.groups, args.seed)
@@ -292,7 +298,7 @@ def cases_of(
 ) -> List[Case]:  # fmt: skip
     """Groups of networks on each cluster: the authors' where there is their table, else random ones."""
     if plans is not None:
-        groups = _published(plans, networks, clusters)
+        groups = _read_published(plans, networks, clusters)
     else:
         order = np.random.default_rng(seed).permutation(sorted(networks))
         demands = [Demand(networks[str(name)], _five_times(networks[str(name)])) for name in order]
@@ -302,7 +308,7 @@ def cases_of(
     return [one for cluster in clusters for one in [g for g in groups if g.cluster == cluster][:most_groups]]
 
 
-def _published(path: pathlib.Path, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> List[Case]:
+def _read_published(path: pathlib.Path, networks: Mapping[str, BlockProfile], clusters: Sequence[str]) -> List[Case]:
     """Groups, weights, deadlines and plans of the authors' table: three rows a group."""
     try:
         with open(path, newline="", encoding="utf-8") as lines:
@@ -353,47 +359,49 @@ def cluster_of(name: str, link_share: float) -> Cluster:
 Serve = Callable[[Dict[str, Any]], simulate.LoadOutcome]
 
 
-def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace, alone: bool) -> Dict[str, Any]:
+def _measure_case(
+    case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace, single: bool
+) -> Dict[str, Any]:
     full, careful = cluster_of(case.cluster, 1.0), cluster_of(case.cluster, 0.8)
-    stages = _stages(alone)
-    began = time.process_time()
+    stages = _max_stages(single)
+    started_at = time.process_time()
     plans = {
         "pooled": plan_steady(case.group, careful, case.margin, stages),
         "pooled_links_1": plan_most(case.group, full, case.margin, stages),
         "whole": plan_undivided(case.group, full, case.margin),
     }
-    if not alone:
-        plans["paired"] = paired(case.group, full, case.margin)
+    if not single:
+        plans["paired"] = plan_pairs(case.group, full, case.margin)
         if case.authors is not None:
             plans["authors"] = case.authors
-    planned_s = time.process_time() - began
+    planned_s = time.process_time() - started_at
     slo_s = {demand.network.name: demand.slo_s for demand in case.group}
     best = plans["pooled_links_1"]
     rates = {demand.network.name: best.objective * demand.weight for demand in case.group}
 
-    def serve(plan: PoolPlan) -> Serve:
+    def serve_plan(plan: PoolPlan) -> Serve:
         return lambda arrivals: simulate.simulate_load(plan, networks, full, slo_s, arrivals)
 
     systems: Dict[str, Any] = {}
-    step = ALONE_STEP if alone else STEP
-    seconds = min(args.seconds, ALONE_REQUESTS / sum(rates.values())) if alone else args.seconds
+    step = SINGLE_STEP if single else STEP
+    seconds = min(args.seconds, SINGLE_REQUESTS / sum(rates.values())) if single else args.seconds
     for name, plan in plans.items():
         same = next((one for one in systems if plans[one].pipelines == plan.pipelines), None)
-        found = systems[same] if same else _held(rates, serve(plan), full, args.seed, seconds, step)
-        systems[name] = {**found, "plan": plan.objective / best.objective}
+        outcome = systems[same] if same else _find_load(rates, serve_plan(plan), full, args.seed, seconds, step)
+        systems[name] = {**outcome, "plan": plan.objective / best.objective}
     return {
         "cluster": case.cluster, "networks": list(slo_s), "margin": case.margin, "planned_s": planned_s,
         "unit": best.objective, "systems": systems,
     }  # fmt: skip
 
 
-def _held(
+def _find_load(
     rates: Mapping[str, float], serve: Serve, cluster: Cluster, seed: int, seconds: float, step: float
 ) -> Dict[str, Any]:
     """The largest load at which 99 % is held, by every network and by each; how busy GPUs are at the former."""
     seen: Dict[int, simulate.LoadOutcome] = {}
 
-    def at(load: float) -> simulate.LoadOutcome:
+    def load_outcome(load: float) -> simulate.LoadOutcome:
         steps = round(load / step)
         if steps not in seen:
             source = np.random.default_rng([seed, steps])
@@ -401,16 +409,16 @@ def _held(
             seen[steps] = serve(arrivals)
         return seen[steps]
 
-    def attained(name: str) -> Callable[[float], float]:
-        return lambda load: at(load).attainment[name]
+    def attained_share(name: str) -> Callable[[float], float]:
+        return lambda load: load_outcome(load).attainment[name]
 
-    loads = {name: load_factor(attained(name), 0.99, step, MOST) for name in rates}
+    loads = {name: load_factor(attained_share(name), 0.99, step, MOST) for name in rates}
     load = min(loads.values())
-    busy = at(load).utilisation if load else {}
+    busy = load_outcome(load).utilisation if load else {}
     return {"load": load, "loads": loads, "busy": {gpu: round(busy.get(gpu, 0.0), 4) for gpu in cluster.gpus}}
 
 
-def summary(record: Mapping[str, Any]) -> Dict[str, Any]:
+def summarise_record(record: Mapping[str, Any]) -> Dict[str, Any]:
     """The figures of the chapter's text, from a record."""
     made: Dict[str, Any] = {}
     groups = record["groups"]
@@ -428,46 +436,46 @@ def summary(record: Mapping[str, Any]) -> Dict[str, Any]:
             for name in names
         }  # fmt: skip
         for name in ("pooled", "pooled_links_1"):
-            shares = np.array([load / row["systems"][name]["plan"] for row in groups for load in _loads(row, name)])
+            shares = np.array([load / row["systems"][name]["plan"] for row in groups for load in _loads_of(row, name)])
             made[f"{name}: share of its plan that a network holds"] = {
                 "least": round(float(shares.min()), 3),
                 "mean": round(float(np.minimum(shares, 1.0).mean()), 3),
             }
-        made["least of a group, over whole's"] = {"pooled": round(_least_over_whole(groups, "pooled"), 3)}
+        made["least of a group, over whole's"] = {"pooled": round(_least_over_undivided(groups, "pooled"), 3)}
     if record["alone"]:
         made["alone, over whole"] = {
-            name: round(_least_over_whole(record["alone"], name), 3) for name in ("pooled", "pooled_links_1")
+            name: round(_least_over_undivided(record["alone"], name), 3) for name in ("pooled", "pooled_links_1")
         }
     return made
 
 
-def _loads(row: Mapping[str, Any], name: str) -> List[float]:
+def _loads_of(row: Mapping[str, Any], name: str) -> List[float]:
     return list(row["systems"][name]["loads"].values())
 
 
-def _least_over_whole(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+def _least_over_undivided(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """The least, over groups, of the load that all of a group hold, as a share of what they hold undivided."""
     return min(
-        float(row["systems"][name]["load"]) / max(float(row["systems"]["whole"]["load"]), ALONE_STEP / 2)
+        float(row["systems"][name]["load"]) / max(float(row["systems"]["whole"]["load"]), SINGLE_STEP / 2)
         for row in rows
     )
 
 
 def _mean_load(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    return float(np.mean([load for row in rows for load in _loads(row, name)]))
+    return float(np.mean([load for row in rows for load in _loads_of(row, name)]))
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     return name.split("_")[0].split("-")[0]
 
 
-def _draw(path: pathlib.Path, record: Mapping[str, Any]) -> None:
-    from edge_offload_benchmarks.plotting import panels
+def _draw_record(path: pathlib.Path, record: Mapping[str, Any]) -> None:
+    from edge_offload_benchmarks.plotting import open_panels
 
     rows = record["groups"]
     clusters = list(dict.fromkeys(row["cluster"] for row in rows))
     names = list(rows[0]["systems"])
-    with panels(path, 1, 1, (8, 3.6)) as grid:
+    with open_panels(path, 1, 1, (8, 3.6)) as grid:
         axes = grid[0, 0]
         for place, name in enumerate(names):
             heights = [_mean_load([row for row in rows if row["cluster"] == cluster], name) for cluster in clusters]

@@ -67,20 +67,24 @@ def run(args: argparse.Namespace) -> int:
     before = json.loads(args.json.read_text(encoding="utf-8"))["rows"] if args.update and args.json.exists() else []
     rows: List[Dict[str, Any]] = [row for row in before if row["cluster"] not in clusters]
     for case in cases_of(args.plans, networks, clusters, args.groups, 0):
-        for row in _measure(case, networks, args):
+        for row in _measure_case(case, networks, args):
             rows.append(row)
             shown = ", ".join(f"{name} {row[name]['mean']:.4f} ± {row[name]['spread']:.4f}" for name in SCHEDULERS)
             print(f"{row['cluster']}, {row['plan']} at {row['at']:g}: {shown}", flush=True)
         record = {
-            "seconds": args.seconds, "seeds": args.seeds, "spread": args.spread, "summary": summary(rows), "rows": rows
-        }  # fmt: skip
+            "seconds": args.seconds,
+            "seeds": args.seeds,
+            "spread": args.spread,
+            "summary": summarise_rows(rows),
+            "rows": rows,
+        }
         if args.json:  # after each, so that a run that is stopped has something to show
             args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(summary(rows), indent=1))
+    print(json.dumps(summarise_rows(rows), indent=1))
     return 0
 
 
-def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace) -> List[Dict[str, Any]]:
+def _measure_case(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Namespace) -> List[Dict[str, Any]]:
     full = cluster_of(case.cluster, 1.0)
     plans = {
         "shipped": plan_steady(case.group, cluster_of(case.cluster, 0.8), case.margin, STAGES),
@@ -88,7 +92,7 @@ def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Na
     }
     slo_s = {demand.network.name: demand.slo_s for demand in case.group}
 
-    def attained(plan: PoolPlan, at: float, seed: int) -> Tuple[float, ...]:
+    def attained_share(plan: PoolPlan, at: float, seed: int) -> Tuple[float, ...]:
         source = np.random.default_rng([seed, round(at * 1000)])
         arrivals = {
             demand.network.name: simulate.poisson_arrivals(plan.objective * demand.weight * at, args.seconds, source)
@@ -105,7 +109,7 @@ def _measure(case: Case, networks: Mapping[str, BlockProfile], args: argparse.Na
     rows = []
     for name, plan in plans.items():
         for at in args.at:
-            shares = np.array([attained(plan, at, seed) for seed in range(args.seeds)])
+            shares = np.array([attained_share(plan, at, seed) for seed in range(args.seeds)])
             row = {"cluster": case.cluster, "networks": list(slo_s), "plan": name, "rate": plan.objective, "at": at}
             for place, scheduler in enumerate(SCHEDULERS):
                 row[scheduler] = spread_of(shares[:, place])
@@ -118,8 +122,8 @@ def spread_of(values: Array) -> Dict[str, float]:
     return {"mean": round(float(np.mean(values)), 5), "spread": round(float(np.std(values, ddof=1)), 5)}
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
-    """By cluster, plan and load: the mean over groups of each scheduler, and the least gain of a group."""
+def summarise_rows(rows: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
+    """Summarise by cluster, plan and load: the mean over groups of each scheduler, and the least gain of a group."""
     keys = dict.fromkeys((row["cluster"], row["plan"], row["at"]) for row in rows)
     made = []
     for key in keys:

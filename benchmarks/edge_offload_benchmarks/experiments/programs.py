@@ -77,13 +77,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the corpus, print a line a program and mode; 1 if anything is wrong, hangs or fails."""
     from edge_offload.execute import heap
     from edge_offload_benchmarks.processes import Server
-    from edge_offload_benchmarks.programs.catalogue import catalogue, chosen
+    from edge_offload_benchmarks.programs.catalogue import choose_programs, load_catalogue
     from edge_offload_benchmarks.programs.child import REFERENCE
-    from edge_offload_benchmarks.programs.compare import Run, error, run_program, verdict
+    from edge_offload_benchmarks.programs.compare import Run, judge_run, largest_error, run_program
 
     if args.setup is not None:
         return _set_up(args.setup, args.environment)
-    names = [name for name in chosen(args.only, args.environment) if not args.quick or catalogue()[name].quick]
+    names = [
+        name for name in choose_programs(args.only, args.environment) if not args.quick or load_catalogue()[name].quick
+    ]
     if args.list:
         print("\n".join(names))
         return 0
@@ -94,62 +96,66 @@ def run(args: argparse.Namespace) -> int:
         _check_reference(args, modes)
     python = str(args.python or sys.executable)
     if args.against is not None:
-        return _pairs(args, names, python)
+        return _measure_pairs(args, names, python)
     records: Dict[str, Dict[str, Any]] = {}
     if args.resume and args.json is not None and args.json.exists():
         records = {item["program"]: item for item in json.loads(args.json.read_text(encoding="utf-8"))["programs"]}
         if any(item.get("reference", "cpu") != args.reference for item in records.values()):
             raise BadInput(f"{args.json} has results of another --reference", remedy="name another file")
-    environment, until = _environment(), time.monotonic() + args.for_s
+    environment, until = _make_environment(), time.monotonic() + args.for_s
     with tempfile.TemporaryDirectory() as folder:
         keys = pathlib.Path(folder) / "keys"
         with Server("--keys", str(keys)) as server:
             for name in names:
-                record = records.get(name, {"program": name, "varies": catalogue()[name].varies, "modes": {}})
-                wanted = [mode for mode in modes if mode not in record["modes"]]
-                if not wanted or time.monotonic() > until:
+                record = records.get(name, {"program": name, "varies": load_catalogue()[name].varies, "modes": {}})
+                missing = [mode for mode in modes if mode not in record["modes"]]
+                if not missing or time.monotonic() > until:
                     continue
                 child = [python, "-m", "edge_offload_benchmarks.programs.child", name]
 
                 session = ["--server", server.address, "--keys", str(keys)]
 
-                def started(mode: str, child: List[str] = child, session: List[str] = session) -> Run:
+                def start_program(mode: str, child: List[str] = child, session: List[str] = session) -> Run:
                     file = pathlib.Path(folder) / f"{mode}.pt"
-                    for left in (file, file.with_suffix(".json")):
-                        left.unlink(missing_ok=True)
+                    for stale in (file, file.with_suffix(".json")):
+                        stale.unlink(missing_ok=True)
                     if mode == "cuda":
-                        words = [*heap.LAUNCHER, *child, "cuda", str(args.inferences), str(file)]
-                        return run_program(words, {**environment, REFERENCE: "1"}, args.timeout)
+                        command = [*heap.LAUNCHER, *child, "cuda", str(args.inferences), str(file)]
+                        return run_program(command, {**environment, REFERENCE: "1"}, args.timeout)
                     if mode == "plain":
                         return run_program([*child, "cpu", str(args.inferences), str(file)], environment, args.timeout)
-                    words = [*_exec(mode), *([] if mode == "local" else session)]
+                    command = [*_exec_command(mode), *([] if mode == "local" else session)]
                     if mode == "split":
-                        words += ["--slowdown", str(SLOWDOWN), "--tally", str(file.with_suffix(".json"))]
-                    words += ["--", *child, "cuda", str(args.inferences), str(file)]
-                    return run_program(words, environment, args.timeout)
+                        command += ["--slowdown", str(SLOWDOWN), "--tally", str(file.with_suffix(".json"))]
+                    command += ["--", *child, "cuda", str(args.inferences), str(file)]
+                    return run_program(command, environment, args.timeout)
 
                 base = "cuda" if args.reference == "cuda" else "local"
-                local = started(base)
+                local = start_program(base)
                 if base == "cuda":
                     record.update(reference=base, plain="", plain_error=None)
                 if "plain" not in record:
-                    record["plain"] = started("plain").problem or "ran"
-                    record["plain_error"] = error(*(pathlib.Path(folder) / f"{mode}.pt" for mode in ("plain", "local")))
+                    record["plain"] = start_program("plain").problem or "ran"
+                    record["plain_error"] = largest_error(
+                        *(pathlib.Path(folder) / f"{mode}.pt" for mode in ("plain", "local"))
+                    )
                 if (record["plain_error"] or 0.0) > CLOSE and "operators" not in record:
-                    alone = [*_exec("local"), "--", python, "-m", OPERATORS, name, "4"]
-                    record["operators"] = dict(*run_program(alone, environment, args.timeout).lines[-1:])
-                for mode in wanted:
-                    found = local if mode == "local" else started(mode)
-                    off = error(*(pathlib.Path(folder) / f"{each}.pt" for each in (base, mode)))
-                    record["modes"][mode] = verdict(local, found, args.inferences, off if mode == "split" else None)
+                    local_command = [*_exec_command("local"), "--", python, "-m", OPERATORS, name, "4"]
+                    record["operators"] = dict(*run_program(local_command, environment, args.timeout).lines[-1:])
+                for mode in missing:
+                    result = local if mode == "local" else start_program(mode)
+                    off = largest_error(*(pathlib.Path(folder) / f"{each}.pt" for each in (base, mode)))
+                    record["modes"][mode] = judge_run(local, result, args.inferences, off if mode == "split" else None)
                     if base == "cuda" and local.problem:
                         record["modes"][mode].update(verdict="failed", reason=f"plain CUDA: {local.problem}")
                     if mode == "split":
-                        record["modes"][mode]["split"] = _split(pathlib.Path(folder) / "split.json", found.said)
-                    _say(name, mode, record)
+                        record["modes"][mode]["split"] = _summarise_split(
+                            pathlib.Path(folder) / "split.json", result.stderr
+                        )
+                    _print_verdict(name, mode, record)
                 records[name] = record
                 if args.json is not None:
-                    _write(args.json, list(records.values()), args.inferences)
+                    _write_record(args.json, list(records.values()), args.inferences)
     for item in records.values():
         if (item["plain_error"] or 0.0) > CLOSE:
             of = item.get("operators") or {"worst": {}, "grown": math.nan}
@@ -171,27 +177,27 @@ def _check_reference(args: argparse.Namespace, modes: Sequence[str]) -> None:
         devices.pick_device("cuda")
 
 
-def _exec(mode: str) -> List[str]:
+def _exec_command(mode: str) -> List[str]:
     return [sys.executable, "-m", "edge_offload.cli", "exec", "--threads", "1", "--mode", mode]
 
 
-def _split(tally: pathlib.Path, said: Sequence[str]) -> Dict[str, Any]:
-    """What mode split did: its counters, and its lines on what is divided and why not."""
+def _summarise_split(tally: pathlib.Path, stderr: Sequence[str]) -> Dict[str, Any]:
+    """Read the counters of mode split, and its lines on what is divided and why not."""
     counted = json.loads(tally.read_text(encoding="utf-8")).get("split", {}) if tally.exists() else {}
     begin = "edge_offload: "
-    return {**counted, "said": [line[len(begin) :][:300] for line in said if line.startswith(begin)]}
+    return {**counted, "said": [line[len(begin) :][:300] for line in stderr if line.startswith(begin)]}
 
 
-def _environment() -> Dict[str, str]:
+def _make_environment() -> Dict[str, str]:
     paths = ":".join(path for path in sys.path if path)
     return {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
+def _measure_pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     """Hold replay against another mode; 1 if a program fails or results differ."""
     from edge_offload_benchmarks.processes import Server
-    from edge_offload_benchmarks.programs.catalogue import catalogue, packages
-    from edge_offload_benchmarks.programs.pairs import measure
+    from edge_offload_benchmarks.programs.catalogue import list_packages, load_catalogue
+    from edge_offload_benchmarks.programs.pairs import measure_pairs
     from edge_offload_research.emulate.emulator import Emulator
     from edge_offload_research.emulate.trace import named_link
 
@@ -209,11 +215,11 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
             session = ["--server", address, "--keys", keys]
             for name in [name for name in names if name not in done]:
                 program = [python, "-m", "edge_offload_benchmarks.programs.child", name, "cuda"]
-                found = measure(program, modes, session, _environment(), args.pairs, args.timeout)
-                row = {"program": name, "varies": catalogue()[name].varies, **found}
+                result = measure_pairs(program, modes, session, _make_environment(), args.pairs, args.timeout)
+                row = {"program": name, "varies": load_catalogue()[name].varies, **result}
                 record["programs"].append(row)
-                record["packages"] = packages(item["program"] for item in record["programs"])
-                _say_pairs(row)
+                record["packages"] = list_packages(item["program"] for item in record["programs"])
+                _print_pairs(row)
                 if args.json is not None:
                     write_text(args.json, json.dumps(record, indent=1))
     failed = [item for item in record["programs"] if "problem" in item or item["equal"] < item["inferences"]]
@@ -223,7 +229,7 @@ def _pairs(args: argparse.Namespace, names: List[str], python: str) -> int:
     return 1 if failed else 0
 
 
-def _say_pairs(row: Dict[str, Any]) -> None:
+def _print_pairs(row: Dict[str, Any]) -> None:
     if "problem" in row:
         print(f"{row['program']:44}{row['problem']}", flush=True)
         return
@@ -237,7 +243,7 @@ def _say_pairs(row: Dict[str, Any]) -> None:
     )
 
 
-def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
+def _print_verdict(name: str, mode: str, record: Dict[str, Any]) -> None:
     row = record["modes"][mode]
     trips = "" if mode == "local" else f"  trips {row['first_trips']} first, {row['steady_trips']} steady"
     reason = f"  {row['reason']}" if row["reason"] else ""
@@ -248,21 +254,21 @@ def _say(name: str, mode: str, record: Dict[str, Any]) -> None:
     print(f"{name:44}{mode:8}{row['verdict']:9}{row['equal']}/{row['inferences']}{trips}{reason}", flush=True)
 
 
-def _write(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) -> None:
-    from edge_offload_benchmarks.programs.catalogue import packages
+def _write_record(path: pathlib.Path, programs: List[Dict[str, Any]], inferences: int) -> None:
+    from edge_offload_benchmarks.programs.catalogue import list_packages
 
-    needed = packages(item["program"] for item in programs)
+    needed = list_packages(item["program"] for item in programs)
     record = {"inferences": inferences, "packages": needed, "programs": programs}
     write_text(path, json.dumps(record, indent=1))
 
 
 def _set_up(folder: pathlib.Path, name: str) -> int:
     """The environment of that name, see :class:`~edge_offload_benchmarks.programs.catalogue.Environment`."""
-    wanted = ENVIRONMENTS[name]
+    environment = ENVIRONMENTS[name]
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    if wanted.apart:
-        _install(folder, [*wanted.requirements, *_own_requirements()], {})
-        _install(folder, ["--no-deps", *(word for root in _checkout() for word in ("-e", str(root)))], {})
+    if environment.isolated:
+        _install_packages(folder, [*environment.requirements, *_project_requirements()], {})
+        _install_packages(folder, ["--no-deps", *(word for root in _find_checkout() for word in ("-e", str(root)))], {})
         print(f"now: {folder / 'bin' / 'edge-offload'} bench programs --environment {name}")
         return 0
     import sysconfig
@@ -274,27 +280,27 @@ def _set_up(folder: pathlib.Path, name: str) -> int:
     seen = sysconfig.get_paths()["purelib"]
     (site / "zz_edge_offload.pth").write_text(f"import site; site.addsitedir({seen!r})\n", encoding="utf-8")
     pins = [f"numpy=={numpy.__version__}", f"torch=={torch.__version__.split('+')[0]}"]
-    _install(folder, [*wanted.requirements, *pins], {"PYTHONPATH": seen})
+    _install_packages(folder, [*environment.requirements, *pins], {"PYTHONPATH": seen})
     print(f"now: edge-offload bench programs --python {folder / 'bin' / 'python'}")
     return 0
 
 
-def _install(folder: pathlib.Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *words]
-    if subprocess.run(command, env={**_without("PYTHONPATH"), **environment}, check=False).returncode:
+def _install_packages(folder: pathlib.Path, requirements: Sequence[str], environment: Mapping[str, str]) -> None:
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", *requirements]
+    if subprocess.run(command, env={**_environment_without("PYTHONPATH"), **environment}, check=False).returncode:
         raise Unsupported("the packages of the corpus cannot be installed here", remedy="see what pip said above")
 
 
-def _own_requirements() -> List[str]:
-    """What this package and its benches need, but for torch and NumPy, whose versions are the environment's affair."""
+def _project_requirements() -> List[str]:
+    """List the requirements of this package and its benches, but for torch and NumPy, which the environment has."""
     import importlib.metadata
 
-    said = [line for package in ("edge_offload", "edge_offload_benchmarks") for line in
+    stderr = [line for package in ("edge_offload", "edge_offload_benchmarks") for line in
             importlib.metadata.requires(package) or () if "extra ==" not in line]  # fmt: skip
-    return [line for line in said if re.split(r"[^\w-]", line)[0] not in ("torch", "numpy", "edge_offload")]
+    return [line for line in stderr if re.split(r"[^\w-]", line)[0] not in ("torch", "numpy", "edge_offload")]
 
 
-def _checkout() -> List[pathlib.Path]:
+def _find_checkout() -> List[pathlib.Path]:
     import edge_offload_benchmarks
 
     benchmarks = pathlib.Path(edge_offload_benchmarks.__file__).parents[1]
@@ -303,7 +309,7 @@ def _checkout() -> List[pathlib.Path]:
     return [benchmarks.parent, benchmarks]
 
 
-def _without(name: str) -> Dict[str, str]:
+def _environment_without(name: str) -> Dict[str, str]:
     import os
 
     return {key: value for key, value in os.environ.items() if key != name}

@@ -68,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if not all(1 <= robots <= 50 for robots in args.robots) or args.seconds <= 0:
         raise BadInput("--robots is 1 to 50, --seconds positive")
     if args.mode is not None:
-        return _held(args)
+        return _run_mode(args)
     if len(args.robots) > 1:
         raise BadInput("several numbers of robots are for --mode")
-    record = measure(args.robots[0], FULL_S if args.full else args.seconds, args.front)
+    record = measure_robots(args.robots[0], FULL_S if args.full else args.seconds, args.front)
     served, latency = record["served"], record["latency_s"]
     print(f"{record['answers_per_s']:.0f} answers/s to {len(served)} robots: {min(served)} to {max(served)} each")
     print(f"latency p50 {latency['p50'] * 1e3:.0f} ms, p99 {latency['p99'] * 1e3:.0f} ms")
@@ -90,18 +90,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if record["passed"] else 1
 
 
-def _held(args: argparse.Namespace) -> int:
+def _run_mode(args: argparse.Namespace) -> int:
     """One mode, with every number of robots."""
     from edge_offload import records
     from edge_offload.execute import devices, heap
-    from edge_offload_benchmarks.held_robots import show, together
+    from edge_offload_benchmarks.held_robots import load_together, show_record
 
     if args.reference == "cuda" and not heap.LAUNCHER:
         devices.pick_device("cuda")
     passed = True
     for robots in args.robots:
-        record = together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)
-        show(record)
+        record = load_together(args.mode, args.model, robots, FULL_S if args.full else args.seconds, args.reference)
+        show_record(record)
         passed &= record["passed"]
         if args.json is not None:
             keys = ("mode", "model", "robots")
@@ -112,16 +112,16 @@ def _held(args: argparse.Namespace) -> int:
     return 0 if passed else 1
 
 
-def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
+def measure_robots(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
     """Run server and robots; ``front``: with large pictures for a network that computes nothing."""
     import psutil
 
     from edge_offload_benchmarks.chaos.robot import MODEL
-    from edge_offload_benchmarks.processes import Process, Server, introduced
+    from edge_offload_benchmarks.processes import Process, Server, introduce_robots
 
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        public, stores = introduced(root, [f"robot{number}" for number in range(robots)])
+        public, stores = introduce_robots(root, [f"robot{number}" for number in range(robots)])
         with Server("--keys", str(root / "server"), "--allow", MODEL, "--allow", FRONT) as server:
             for store in stores.values():
                 store.trust_server(server.address, public)
@@ -129,33 +129,33 @@ def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
             arguments = [server.address, directory, str(robots), str(seconds), model, str(side)]
             with Process([sys.executable, "-m", "edge_offload_benchmarks.experiments.robots", *arguments]) as load:
                 load.wait_line("loaded")
-                began = psutil.Process(server.pid).cpu_times()
-                watched = _watch(server.pid, seconds)
-                told = json.loads(load.wait_line("{"))
+                cpu_before = psutil.Process(server.pid).cpu_times()
+                watched = _sample_process(server.pid, seconds)
+                answer = json.loads(load.wait_line("{"))
                 ended = psutil.Process(server.pid).cpu_times()
                 load.end()
-    cpu_s = ended.user + ended.system - began.user - began.system
+    cpu_s = ended.user + ended.system - cpu_before.user - cpu_before.system
     memory = [moment["memory"] for moment in watched]
     fifth = len(memory) // 5
     early, late = statistics.median(memory[fifth : fifth + 5]), statistics.median(memory[-5:])
-    served = told["served"]
+    served = answer["served"]
     begin, end = watched[fifth], watched[-1]
     ratio, growth = max(served) / max(1, min(served)), late / early - 1
     fair = front or ratio <= MAX_RATIO  # with --front the robots' own process is what they wait for
-    kept = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
+    stable = all(end[name] <= begin[name] + SLACK for name in ("sockets", "threads"))
     return {
         "robots": robots,
         "seconds": seconds,
-        "passed": not told["failed"] and fair and growth <= MAX_GROWTH and kept,
+        "passed": not answer["failed"] and fair and growth <= MAX_GROWTH and stable,
         "served": served,
         "answers_per_s": sum(served) / seconds,
         "frame_bytes": 3 * side * side,
         "cpu_s": cpu_s / max(1, sum(served)),
-        "latency_s": told["latency_s"],
+        "latency_s": answer["latency_s"],
         "ratio": ratio,
-        "refused": told["refused"],
-        "failed": told["failed"],
-        "failures": told["failures"],
+        "refused": answer["refused"],
+        "failed": answer["failed"],
+        "failures": answer["failures"],
         "memory_begin": early,
         "memory_end": late,
         "memory_growth": growth,
@@ -164,13 +164,13 @@ def measure(robots: int, seconds: float, front: bool = False) -> Dict[str, Any]:
     }
 
 
-def _watch(pid: int, seconds: float) -> List[Dict[str, int]]:
-    from edge_offload_benchmarks.chaos.usage import usage
+def _sample_process(pid: int, seconds: float) -> List[Dict[str, int]]:
+    from edge_offload_benchmarks.chaos.usage import read_usage
 
     watched: List[Dict[str, int]] = []
     ends = time.monotonic() + seconds
     while time.monotonic() < ends - 0.5 or not watched:  # the last moment is one under load
-        watched.append(usage(pid))
+        watched.append(read_usage(pid))
         time.sleep(min(1.0, seconds / 20))
     return watched
 
@@ -185,8 +185,8 @@ class _Robot:
         self._handle = 0
         self._connection = -1
 
-    def handle(self) -> int:
-        """Of the model, opened anew where the connection is another one than last time."""
+    def open_handle(self) -> int:
+        """Return the handle of the model, which is reopened after a reconnection."""
         with self._lock:
             self._client.wait_ready(WAIT_S)
             connection = self._client.counters["connections"]
@@ -197,11 +197,11 @@ class _Robot:
 
     def infer(self, body: Dict[str, Any], buffers: List[Any]) -> None:
         """One picture."""
-        body = {**body, "handle": self.handle()}
+        body = {**body, "handle": self.open_handle()}
         self._client.request("infer", body, buffers, timeout_s=WAIT_S).result(WAIT_S + 1)
 
 
-def _load(address: str, directory: str, robots: int, seconds: float, model: str, side: int) -> None:
+def _run_robots(address: str, directory: str, robots: int, seconds: float, model: str, side: int) -> None:
     """The robots, in a process without torch."""
     import numpy as np
 
@@ -218,25 +218,25 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
     body: Dict[str, Any] = {"inputs": [descriptor], "codec": "auto", "wait_s": None, "meta": {}}
     counts: Counter[Any] = Counter()
     failures: Counter[Any] = Counter()
-    took_s: List[float] = []
+    latency_s: List[float] = []
     clients, robots_ = [], []
     for number in range(robots):
         for _ in range(CONNECTIONS_OF_GREEDY if number == 0 else 1):
             client = Client(address, keys=KeyStore(pathlib.Path(directory) / f"robot{number}")).start()
             robot = _Robot(client, model, spec)
-            robot.handle()
+            robot.open_handle()
             clients.append(client)
             robots_.append((number, robot))
     print("loaded", flush=True)
     ends = time.monotonic() + seconds
 
-    def drive(number: int, robot: _Robot) -> None:
+    def drive_robot(number: int, robot: _Robot) -> None:
         while time.monotonic() < ends:
-            began_s = time.monotonic()
+            started_s = time.monotonic()
             try:
                 robot.infer(body, coded.buffers)
                 counts[number] += 1
-                took_s.append(time.monotonic() - began_s)
+                latency_s.append(time.monotonic() - started_s)
             except EdgeOffloadError as error:
                 refused = isinstance(error, Refused)
                 counts["refused" if refused else "failed"] += 1
@@ -246,7 +246,7 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
 
     # two requests at a time, so that one waits at the server while the other is answered
     threads = [
-        threading.Thread(target=drive, args=(number, robot))
+        threading.Thread(target=drive_robot, args=(number, robot))
         for number, robot in robots_
         for _ in range(1 if number == 0 else 2)
     ]
@@ -255,17 +255,17 @@ def _load(address: str, directory: str, robots: int, seconds: float, model: str,
     for thread in threads:
         thread.join()
     assert "torch" not in sys.modules, "an emulated robot needs no torch"
-    told = {
+    answer = {
         "served": [counts[number] for number in range(robots)],
-        "latency_s": records.latency_summary(took_s),
+        "latency_s": records.latency_summary(latency_s),
         "refused": counts["refused"],
         "failed": counts["failed"],
         "failures": dict(failures),
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(answer), flush=True)
     for client in clients:
         client.close()
 
 
 if __name__ == "__main__":
-    _load(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+    _run_robots(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

@@ -37,7 +37,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from edge_offload.outputs import add_output
 from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
 
-UNDIVIDED, BESIDE, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
+UNDIVIDED, CONTENDER, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 OPEN_S = 900.0
 
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
         with Server("--keys", keys, cores=cores[-1:]) as server:
             os.sched_setaffinity(0, core)
             address = server.address[len("tcp://") :]
-            words = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
+            options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
-                with Process(edge_offload("link", "emulate", *words), cores=core) as emulator:
-                    rows, pairs = measure(args, planners, json.loads(emulator.wait_line("{")), keys)
+                with Process(edge_offload("link", "emulate", *options), cores=core) as emulator:
+                    rows, pairs = measure_model(args, planners, json.loads(emulator.wait_line("{")), keys)
             finally:
                 os.sched_setaffinity(0, set(cores))
     record = {
@@ -103,19 +103,19 @@ def run(args: argparse.Namespace) -> int:
     others = [item for item in records.read_list(args.json, "split_bench")
               if any(item[key] != record[key] for key in ("model", "options", "slowdown"))]  # fmt: skip
     everything = [*others, record]
-    found = errors_of([row for item in everything for row in item["rows"]])
+    errors = errors_of([row for item in everything for row in item["rows"]])
     print(f"{args.model}: simulated against measured: median error {record['median_error']:.1%}, p90 "
           f"{record['p90_error']:.1%}; robot slowed {args.slowdown:g} times (emulated), load average {before:.1f}\n"
-          f"{len(everything)} models: median error {found['median_error']:.1%}, p90 {found['p90_error']:.1%}",
+          f"{len(everything)} models: median error {errors['median_error']:.1%}, p90 {errors['p90_error']:.1%}",
           flush=True)  # fmt: skip
     if args.json:
         records.write(args.json, "split_bench", everything)
     if args.plot:
-        draw(everything, args.plot)
+        draw_models(everything, args.plot)
     return 0
 
 
-def measure(
+def measure_model(
     args: argparse.Namespace, planners: Sequence[str], about: Dict[str, Any], keys: str
 ) -> Tuple[List[Dict[str, Any]], List[Dict[str, Any]]]:
     """One row per planner, codecs on or off, and bandwidth; and pairs, one cell per bandwidth.
@@ -154,7 +154,7 @@ def measure(
         module.add_runner(runner)
         runner.opener.learn_network(inputs)  # before the server measures: they share memory and caches here
         wait_open(module, Mode.SPLIT, inputs, OPEN_S)
-        known: Dict[Any, Dict[str, Any]] = {}
+        measured: Dict[Any, Dict[str, Any]] = {}
         for codecs in (True, False) if args.no_codecs else (True,):
             for planner in planners:
                 planned = runner.plan_again(inputs, planner, codecs)
@@ -164,21 +164,21 @@ def measure(
                     plan = planned.plans[planned.place[planned.table.find_index(bandwidth * 1e6)]].plan
                     what = {"planner": planner, "codecs": codecs, "bytes_per_s": bandwidth * 1e6}
                     key = (plan.robot, plan.server, plan.transfers, bandwidth)
-                    if key not in known:
+                    if key not in measured:
                         expected = simulate_plan(plan, planned.model, bandwidth * 1e6)
-                        known[key] = _repeat(args, module, runner, inputs, {
+                        measured[key] = _repeat_plan(args, module, runner, inputs, {
                             "kind": describe_plan(plan), "steps_robot": len(plan.robot),
                             "steps_server": len(plan.server),
                             "predicted_s": expected.makespan_s,
                             "predicted_stages_s": {"compute_robot": expected.robot_s, "compute_server":
                                                    expected.server_s, "link": expected.communication_s},
                         })  # fmt: skip
-                    rows.append({**what, **known[key]})
-                    print(_line(rows[-1]), flush=True)
+                    rows.append({**what, **measured[key]})
+                    print(_format_row(rows[-1]), flush=True)
         for bandwidth in (args.bandwidth or BANDWIDTHS) if args.tensor_parallel else ():
             control.do("set", mbps=bandwidth * 8)
-            rows.append(_gathered(args, runner, inputs, bandwidth * 1e6))
-            print(_line(rows[-1]), flush=True)
+            rows.append(_measure_gathered(args, runner, inputs, bandwidth * 1e6))
+            print(_format_row(rows[-1]), flush=True)
         pairs: List[Dict[str, Any]] = []
         if args.pairs:
             tables = {name: runner.plan_again(inputs, name) for name in UNDIVIDED}
@@ -186,13 +186,13 @@ def measure(
             tables[DEFAULT] = runner.plan_again(inputs, DEFAULT)
             for bandwidth in args.bandwidth or BANDWIDTHS:
                 control.do("set", mbps=bandwidth * 8)
-                pairs.append(_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
+                pairs.append(_measure_pair(args.pairs, module, runner, inputs, tables, bandwidth * 1e6))
                 print(_pair_line(pairs[-1]), flush=True)
         module.close()
     return rows, pairs
 
 
-def _gathered(
+def _measure_gathered(
     args: argparse.Namespace, runner: Any, inputs: Sequence[Any], bytes_per_s: float
 ) -> Dict[str, Any]:  # fmt: skip
     """The row of tensor parallelism at one bandwidth; it has more transfers than the protocol lets wait at once."""
@@ -228,22 +228,24 @@ def _gathered(
     }  # fmt: skip
 
 
-def _pair(
+def _measure_pair(
     count: int, module: Any, runner: Any, inputs: Sequence[Any], tables: Dict[str, Any], bytes_per_s: float
 ) -> Dict[str, Any]:
     """The plan that is used, once that is measured, and the best undivided one, ``count`` times in turns."""
     from edge_offload.modes.split.robot.runner import describe_plan
     from edge_offload_research.split.model.plan_cost import simulate_plan
 
-    measured = _settled(module, runner, inputs, tables[DEFAULT], bytes_per_s)
+    measured = _settle_contest(module, runner, inputs, tables[DEFAULT], bytes_per_s)
     chosen = {name: planned.plans[planned.plan_in_use(bytes_per_s)] for name, planned in tables.items()}
     model = tables[DEFAULT].model
     expected = {name: simulate_plan(item.plan, model, bytes_per_s).makespan_s for name, item in chosen.items()}
-    beside = tables[DEFAULT].find_contest(bytes_per_s)
-    if beside is not None:
-        chosen[BESIDE] = tables[DEFAULT].plans[beside[1]]
-        expected[BESIDE] = simulate_plan(chosen[BESIDE].plan, model, bytes_per_s).makespan_s
-    undivided = [name for name in (BESIDE, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator]
+    contest = tables[DEFAULT].find_contest(bytes_per_s)
+    if contest is not None:
+        chosen[CONTENDER] = tables[DEFAULT].plans[contest[1]]
+        expected[CONTENDER] = simulate_plan(chosen[CONTENDER].plan, model, bytes_per_s).makespan_s
+    undivided = [
+        name for name in (CONTENDER, *UNDIVIDED) if name in chosen and not chosen[name].plan.splits_an_operator
+    ]
     best = min(undivided, key=lambda name: expected[name])
     mine, other = chosen[DEFAULT].plan, chosen[best].plan
     row: Dict[str, Any] = {
@@ -252,46 +254,48 @@ def _pair(
         "undivided_expected_s": expected[best], "pairs": 0, "fell_back": 0, "ratio": None, "measured": measured,
     }  # fmt: skip
     if (mine.robot, mine.server, mine.transfers) != (other.robot, other.server, other.transfers):
-        return {**row, **_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
+        return {**row, **_measure_turns(count, module, runner, inputs, (chosen[DEFAULT], chosen[best]))}
     if measured is not None:
         # what was decided after few pairs is held as often as everything else
         divided = tables[DEFAULT].plans[tables[DEFAULT].choose_plan(bytes_per_s)]
         row["divided"] = {
             "kind": describe_plan(divided.plan),
-            **_turns(count, module, runner, inputs, (divided, chosen[best])),
+            **_measure_turns(count, module, runner, inputs, (divided, chosen[best])),
         }
     return row
 
 
-def _turns(count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: Tuple[Any, Any]) -> Dict[str, Any]:
+def _measure_turns(
+    count: int, module: Any, runner: Any, inputs: Sequence[Any], plans: Tuple[Any, Any]
+) -> Dict[str, Any]:
     """Two plans, ``count`` times in turns: medians, and the median of their ratios with its interval."""
     from edge_offload.mode import Mode
-    from edge_offload_benchmarks.experiments.modes import interval
+    from edge_offload_benchmarks.experiments.modes import ratio_interval
 
-    def both(planned: Any) -> Any:
+    def run_both(planned: Any) -> Any:
         table = replace(planned.table, bandwidths=(1.0, 2.0), plans=tuple(item.plan for item in plans))
         return replace(planned, table=table, plans=plans, place=(0, 1), undivided=())
 
-    runner.put_in_force(inputs, both)
+    runner.put_in_force(inputs, run_both)
     fell_back = 0
     seconds: List[List[float]] = [[], []]
     for number in range(count + 2):
-        found = {}
+        latency_s = {}
         for place in (0, 1) if number % 2 else (1, 0):
             runner.bandwidth = 1.0 + place
             _, report = module.run(inputs, Mode.SPLIT)
-            found[place] = report.total_s
+            latency_s[place] = report.total_s
             fell_back += report.mode is not Mode.SPLIT
         if number >= 2:  # the first ones find cold caches
             for place in (0, 1):
-                seconds[place].append(found[place])
+                seconds[place].append(latency_s[place])
     return {
         "pairs": count, "fell_back": fell_back, "median_s": statistics.median(seconds[0]),
-        "undivided_median_s": statistics.median(seconds[1]), "ratio": list(interval(*seconds)),
+        "undivided_median_s": statistics.median(seconds[1]), "ratio": list(ratio_interval(*seconds)),
     }  # fmt: skip
 
 
-def _settled(
+def _settle_contest(
     module: Any, runner: Any, inputs: Sequence[Any], planned: Any, bytes_per_s: float
 ) -> Optional[Dict[str, Any]]:  # fmt: skip
     """Run mode ``split`` as it runs until it knows which plan to use; what it measured. None: it divides nothing."""
@@ -300,37 +304,37 @@ def _settled(
 
     runner.put_in_force(inputs, lambda _: planned)
     runner.bandwidth = bytes_per_s
-    found = planned.find_contest(bytes_per_s)
-    if found is None:
+    contest = planned.find_contest(bytes_per_s)
+    if contest is None:
         return None
     for _ in range(3 * (COLD_PAIRS + DECISION_PAIRS[-1])):
-        if found[0].in_use is not None:
+        if contest[0].in_use is not None:
             break
         module.run(inputs, Mode.SPLIT)
-    measured = found[0].ratios
+    measured = contest[0].ratios
     if measured is None:
         return {"used": False, "pairs": 0, "ratio": None}
     return {
-        "used": bool(found[0].in_use), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
+        "used": bool(contest[0].in_use), "pairs": measured.pairs, "ratio": [measured.ratio, measured.low, measured.high]
     }  # fmt: skip
 
 
 def _pair_line(row: Dict[str, Any]) -> str:
-    told = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
+    text = f"{row['bytes_per_s'] / 1e6:5.1f} MB/s {row['kind']} against {row['undivided']}: "
     if row["measured"] is not None and row["measured"]["ratio"] is not None:
         ratio, low, high = row["measured"]["ratio"]
         verdict = "it is used" if row["measured"]["used"] else "it is not used"
-        told = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
-               f"ran: {verdict}\n{told}"  # fmt: skip
+        text = f"a divided plan took {ratio:.3f} [{low:.3f}, {high:.3f}] over {row['measured']['pairs']} pairs as it " \
+               f"ran: {verdict}\n{text}"  # fmt: skip
     if row["ratio"] is None and "divided" not in row:
-        return told + "the same plan"
+        return text + "the same plan"
     if row["ratio"] is None:
-        told, row = f"{told}the same plan; the {row['divided']['kind']} plan against it: ", row["divided"]
+        text, row = f"{text}the same plan; the {row['divided']['kind']} plan against it: ", row["divided"]
     ratio, low, high = row["ratio"]
-    return told + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
+    return text + f"{ratio:.3f} [{low:.3f}, {high:.3f}] over {row['pairs']} pairs, {row['fell_back']} fell back"
 
 
-def _repeat(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
+def _repeat_plan(args: argparse.Namespace, module: Any, runner: Any, inputs: Sequence[Any],
             row: Dict[str, Any]) -> Dict[str, Any]:  # fmt: skip
     from edge_offload import records
     from edge_offload.mode import Mode
@@ -361,13 +365,13 @@ def errors_of(rows: Sequence[Dict[str, Any]]) -> Dict[str, float]:
     """Median and 90th percentile of |predicted / measured median - 1| over the plans that use the link."""
     import numpy as np
 
-    found = [row["error"] for row in rows if row["error"] is not None and row["kind"] != "device-only"]
-    if not found:
+    errors = [row["error"] for row in rows if row["error"] is not None and row["kind"] != "device-only"]
+    if not errors:
         return {"median_error": 0.0, "p90_error": 0.0}
-    return {"median_error": float(np.median(found)), "p90_error": float(np.percentile(found, 90))}
+    return {"median_error": float(np.median(errors)), "p90_error": float(np.percentile(errors, 90))}
 
 
-def _line(row: Dict[str, Any]) -> str:
+def _format_row(row: Dict[str, Any]) -> str:
     measured = row["latency_s"]
     text = "never in mode split" if measured is None else f"measured p50 {measured['p50'] * 1e3:7.1f} ms"
     return (
@@ -377,20 +381,20 @@ def _line(row: Dict[str, Any]) -> str:
     )
 
 
-def draw(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
+def draw_models(everything: Sequence[Dict[str, Any]], path: pathlib.Path) -> None:
     """Measured and predicted latency over the bandwidth.
 
     A panel per model and a line per planner; and one against the other.
     """
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     across = min(len(everything) + 1, 4)
     down = -(-(len(everything) + 1) // across)
-    with panels(path, down, across, (4.6 * across, 3.6 * down), dpi=100) as grid:
-        _draw(everything, grid.flatten())
+    with open_panels(path, down, across, (4.6 * across, 3.6 * down), dpi=100) as grid:
+        _draw_panels(everything, grid.flatten())
 
 
-def _draw(everything: Sequence[Dict[str, Any]], panels: Any) -> None:
+def _draw_panels(everything: Sequence[Dict[str, Any]], panels: Any) -> None:
     for panel, record in zip(panels, everything):
         for key in dict.fromkeys((row["planner"], row["codecs"]) for row in record["rows"]):
             mine = [row for row in record["rows"] if (row["planner"], row["codecs"]) == key and row["latency_s"]]

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import Kept, add_output
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, machine
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, describe_machine, edge_offload
 
 if TYPE_CHECKING:
     from edge_offload_research.emulate.emulator import Emulator
@@ -46,7 +46,7 @@ SLOW = ("local", "lazy", "cached", "per_op")
 
 @dataclass(frozen=True)
 class Places:
-    """Where the server computes, and what results are compared with (``cpu``: the robot's own, or ``cuda``)."""
+    """Devices of the server and of the reference (``cpu``: the robot's own, or ``cuda``)."""
 
     device: str = "cpu"
     reference: str = "cpu"
@@ -83,21 +83,21 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload_research import cricket
     from edge_offload_research.emulate.trace import named_link
 
-    known = [case.name for case in cases()]
-    names = args.models.split(",") if args.models else known
-    if any(name not in known for name in names):
-        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(known)}")
+    all_names = [case.name for case in cases()]
+    names = args.models.split(",") if args.models else all_names
+    if any(name not in all_names for name in names):
+        raise BadInput(f"--models {args.models}", remedy=f"networks: {', '.join(all_names)}")
     if args.pairs < 2 or args.slow < 1:
         raise BadInput("--pairs is at least 2, --slow at least 1")
     record: Dict[str, Any] = {
-        "machine": machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
-        "records": [], "checks": [], "failures": [], "cricket": cricket.record(),
+        "machine": describe_machine(), "load_average": list(os.getloadavg()), "pairs": args.pairs, "slow": args.slow,
+        "records": [], "checks": [], "failures": [], "cricket": cricket.make_record(),
     }  # fmt: skip
     for link in args.links.split(","):
         named_link(link)  # or it raises
     if args.app is not None and not os.path.isfile(args.app):
         raise BadInput(f"no program {args.app}", remedy="name a Python file")
-    places = _places(args)
+    places = _make_places(args)
     if args.memory:
         return measure_memory(args.json, args.scale, places)
     if args.resume and args.json is not None and args.json.exists():
@@ -109,32 +109,36 @@ def run(args: argparse.Namespace) -> int:
             )
     if places != Places():
         record.update(device=places.device, reference=places.reference)
-    kept = Kept()
+    saver = Kept()
     if args.app is not None:
         record["apps"] = measure_app(args.app, args.links.split(","), places)
     elif args.bits is not None:
         for _ in measure_bits(names, args.bits, record, args.for_s, places):
-            kept("json", lambda: save(record, args.json))
+            saver("json", lambda: save_record(record, args.json))
     else:
         links = args.links.split(",")
         for _ in measure_models(names, links, args.pairs, args.slow, record, args.for_s, places):
-            kept("json", lambda: save(record, args.json))  # a long experiment that is cut short leaves what it has
-        left = sum(map(len, missing(names, links, record).values()))
-        if left:
+            saver(
+                "json", lambda: save_record(record, args.json)
+            )  # a long experiment that is cut short leaves what it has
+        missing_count = sum(map(len, list_missing(names, links, record).values()))
+        if missing_count:
             total = len(names) * len(links)
-            print(f"{left} of {total} networks and links are left: --resume goes on with them", file=sys.stderr)
+            print(
+                f"{missing_count} of {total} networks and links are left: --resume goes on with them", file=sys.stderr
+            )
     record["load_average_end"] = list(os.getloadavg())
     transparent_tables.show(record)
-    kept("json", lambda: save(record, args.json))
+    saver("json", lambda: save_record(record, args.json))
     if args.plot is not None and record["records"]:
         transparent_tables.plot(record, args.plot)
-    kept.settle()
+    saver.settle()
     differ = any(item["equal"] < item["inferences"] for item in record.get("bits", ()))
     return 1 if record["failures"] or differ else 0
 
 
-def _places(args: argparse.Namespace) -> Places:
-    """Those of the command line.
+def _make_places(args: argparse.Namespace) -> Places:
+    """Make the devices of the command line.
 
     Raises:
         BadInput: nothing would be compared with the reference.
@@ -151,7 +155,7 @@ def _places(args: argparse.Namespace) -> Places:
     return Places(args.device, args.reference)
 
 
-def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
+def save_record(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
     """Write the record, if it is wanted."""
     from edge_offload import records
 
@@ -160,8 +164,8 @@ def save(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
         records.write(path, "transparent_bench", record)
 
 
-def missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
-    """For each network the links over which the record lacks it."""
+def list_missing(names: Sequence[str], links: Sequence[str], record: Dict[str, Any]) -> Dict[str, List[str]]:
+    """List for each network the links over which the record lacks it."""
     done = {(item["model"], item["link"]) for item in record["checks"]}
     return {name: [link for link in links if (name, link) not in done] for name in names}
 
@@ -177,39 +181,39 @@ def measure_models(
     from edge_offload_benchmarks.transparent import tables as transparent_tables
     from edge_offload_research.emulate.trace import named_link
 
-    began_s = time.monotonic()
-    left = missing(names, links, record)
+    started_s = time.monotonic()
+    todo = list_missing(names, links, record)
     cores = sorted(os.sched_getaffinity(0))
     if transparent_tables.KERNEL not in record:
-        with _rig(cores, places) as (_, robot, _), _survives(record):
-            answer = robot.ask({"do": "kernel"})
+        with _start_rig(cores, places) as (_, robot, _), _survive_death(record):
+            answer = robot.request_answer({"do": "kernel"})
             if "error" in answer:
                 record["failures"].append({"model": "", "link": "", "modes": [], **answer})
             else:
                 record[transparent_tables.KERNEL] = answer
-    with _rig(cores, places) as (emulator, robot, _), _survives(record):
-        for name in [name for name in names if left[name]]:
-            if for_s and time.monotonic() - began_s > for_s:
+    with _start_rig(cores, places) as (emulator, robot, _), _survive_death(record):
+        for name in [name for name in names if todo[name]]:
+            if for_s and time.monotonic() - started_s > for_s:
                 break
             emulator.set(mbps=100000.0, rtt_s=0.0)  # loading is not what is measured
-            answer = robot.ask({"do": "load", "model": name})
-            for link in left[name] if "error" not in answer else ():
-                if for_s and time.monotonic() - began_s > for_s:
+            answer = robot.request_answer({"do": "load", "model": name})
+            for link in todo[name] if "error" not in answer else ():
+                if for_s and time.monotonic() - started_s > for_s:
                     break
                 emulator.set_link(named_link(link))
                 time.sleep(0.3)
-                began_load = os.getloadavg()[0]
+                load_average = os.getloadavg()[0]
                 for modes, count in ((PAIRED, pairs), *(((mode,), slow) for mode in SLOW)):
-                    answer = robot.ask({"do": "run", "modes": list(modes), "count": count})
+                    answer = robot.request_answer({"do": "run", "modes": list(modes), "count": count})
                     if "error" in answer:
                         record["failures"].append({"model": name, "link": link, "modes": list(modes), **answer})
                         continue
-                    lines = [summarise(name, link, mode, answer) for mode in modes]
+                    lines = [summarise_samples(name, link, mode, answer) for mode in modes]
                     record["records"] += lines
                     for line in lines:
                         print(transparent_tables.row(line), file=sys.stderr, flush=True)
-                found = check(name, link, record["records"], named_link(link))
-                record["checks"].append({**found, "load_average": began_load})
+                outcome = check_ratios(name, link, record["records"], named_link(link))
+                record["checks"].append({**outcome, "load_average": load_average})
                 yield
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": [], **answer})
@@ -224,16 +228,16 @@ def measure_bits(
     """
     from edge_offload_benchmarks.transparent import tables as transparent_tables
 
-    began_s = time.monotonic()
+    started_s = time.monotonic()
     bits = record.setdefault("bits", [])
     done = {item["model"] for item in bits}
-    with _rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survives(record):
+    with _start_rig(sorted(os.sched_getaffinity(0)), places) as (_, robot, _), _survive_death(record):
         for name in [name for name in names if name not in done]:
-            if for_s and time.monotonic() - began_s > for_s:
+            if for_s and time.monotonic() - started_s > for_s:
                 break
-            answer = robot.ask({"do": "steady", "model": name})
+            answer = robot.request_answer({"do": "steady", "model": name})
             if "error" not in answer:
-                answer = robot.ask({"do": "repeat", "count": count, "compared": count})
+                answer = robot.request_answer({"do": "repeat", "count": count, "compared": count})
             if "error" in answer:
                 record["failures"].append({"model": name, "link": "", "modes": ["replay"], **answer})
                 continue
@@ -248,17 +252,17 @@ def measure_memory(path: Optional[pathlib.Path], scale: float, places: Places = 
     from edge_offload import records
     from edge_offload_benchmarks.transparent import memory as transparent_memory
 
-    with _rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
+    with _start_rig(sorted(os.sched_getaffinity(0)), places) as (emulator, robot, server_pid):
         emulator.set(mbps=100000.0, rtt_s=0.0)
-        found = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
-    transparent_memory.show(found)
+        outcomes = transparent_memory.measure(robot, server_pid, list(transparent_memory.PLANS), scale)
+    transparent_memory.show(outcomes)
     if path is not None:
-        records.write(path, "transparent_memory", found)
-    return 0 if all(item["robot_plateau"] and item["server_plateau"] and item["equal"] for item in found) else 1
+        records.write(path, "transparent_memory", outcomes)
+    return 0 if all(item["robot_plateau"] and item["server_plateau"] and item["equal"] for item in outcomes) else 1
 
 
 @contextlib.contextmanager
-def _survives(record: Dict[str, Any]) -> Iterator[None]:
+def _survive_death(record: Dict[str, Any]) -> Iterator[None]:
     """A robot that dies ends the experiment, not what was measured before."""
     from edge_offload.errors import RemoteError
 
@@ -268,25 +272,25 @@ def _survives(record: Dict[str, Any]) -> Iterator[None]:
         record["failures"].append({"model": "", "link": "", "modes": [], "error": str(error)})
 
 
-def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
+def summarise_samples(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[str, Any]:
     """One record from the samples of one network, link and mode."""
     from edge_offload import records
     from edge_offload.power.states import StatePowers
 
     samples = answer["samples"][mode]
 
-    def mean(key: str) -> float:
+    def mean_of(key: str) -> float:
         return statistics.fmean(item[key] for item in samples)
 
     powers = StatePowers()
-    latency, walk = mean("latency_s"), mean("walk_s")
+    latency, walk = mean_of("latency_s"), mean_of("walk_s")
     busy = latency if mode == "local" else min(walk, latency)
     return {
         "model": name, "input": answer["input"], "mode": mode, "link": link,
         "latency_s": records.latency_summary([item["latency_s"] for item in samples]),
-        "round_trips": mean("round_trips"), "rpcs": mean("rpcs"),
-        "bytes_up": mean("bytes_up"), "bytes_down": mean("bytes_down"), "ops": mean("ops"),
-        "client_us_per_op": walk / mean("ops") * 1e6 if mean("ops") else None,
+        "round_trips": mean_of("round_trips"), "rpcs": mean_of("rpcs"),
+        "bytes_up": mean_of("bytes_up"), "bytes_down": mean_of("bytes_down"), "ops": mean_of("ops"),
+        "client_us_per_op": walk / mean_of("ops") * 1e6 if mean_of("ops") else None,
         "client_walk_s": walk,
         "energy_j": powers.inference * busy + powers.communication * (latency - busy),
         "samples": len(samples), "bit_equal": answer["equal"][mode],
@@ -295,34 +299,34 @@ def summarise(name: str, link: str, mode: str, answer: Dict[str, Any]) -> Dict[s
     }  # fmt: skip
 
 
-def check(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
+def check_ratios(name: str, link: str, lines: Sequence[Dict[str, Any]], emulated: Any) -> Dict[str, Any]:
     """The ratios that matter, beside what the model of per-operator offloading says."""
     by_mode = {line["mode"]: line for line in lines if line["model"] == name and line["link"] == link}
     p50 = {mode: line["latency_s"]["p50"] for mode, line in by_mode.items()}
-    found: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
+    outcome: Dict[str, Any] = {"model": name, "link": link, "replay_over_server": None, "per_op_over_replay": None,
                              "modelled": None}  # fmt: skip
     if "replay" in p50 and "server" in p50:
-        found["replay_over_server"] = p50["replay"] / p50["server"]
+        outcome["replay_over_server"] = p50["replay"] / p50["server"]
     if "replay" in p50 and "per_op" in p50:
         rtt = emulated.up_delay_s + emulated.down_delay_s
         upload = by_mode["replay"]["bytes_up"] / emulated.up.mean()
         compute = max(p50["replay"] - rtt - upload, 0.0)
         trips = by_mode["per_op"]["round_trips"]
-        found["per_op_over_replay"] = p50["per_op"] / p50["replay"]
-        found["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
-    return found
+        outcome["per_op_over_replay"] = p50["per_op"] / p50["replay"]
+        outcome["modelled"] = (trips * rtt + upload + compute) / (rtt + upload + compute)
+    return outcome
 
 
 @contextlib.contextmanager
-def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
+def _start_link(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Server]]:
     """A server process, and an emulated link to it."""
     from edge_offload_benchmarks.transparent import models as transparent_models
     from edge_offload_research.emulate.emulator import Emulator
     from edge_offload_research.emulate.trace import named_link
 
-    own = transparent_models.__name__
+    module_name = transparent_models.__name__
     options = ["--device", places.device, "--max-models", "2"]
-    options += ["--allow", f"{own}:segmenter", "--allow", f"{own}:detector"]
+    options += ["--allow", f"{module_name}:segmenter", "--allow", f"{module_name}:detector"]
     options += ["--cores", str(cores[1])] if len(cores) > 1 else []
     with contextlib.ExitStack() as stack:
         options += ["--weights-cache", stack.enter_context(tempfile.TemporaryDirectory())]
@@ -331,11 +335,11 @@ def _linked(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Se
 
 
 @contextlib.contextmanager
-def _rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Process, int]]:
+def _start_rig(cores: Sequence[int], places: Places) -> Iterator[Tuple[Emulator, Process, int]]:
     """A link, the robot's process, and the server's process number."""
     from edge_offload.execute import heap
 
-    with _linked(cores, places) as (emulator, server):
+    with _start_link(cores, places) as (emulator, server):
         environment = {**ONE_THREAD, "EDGE_OFFLOAD_BENCH_CORES": str(cores[0])} if len(cores) > 1 else ONE_THREAD
         program = [sys.executable, "-m", "edge_offload_benchmarks.transparent.robot", emulator.address]
         program += [places.reference, json.dumps(heap.LAUNCHER)]
@@ -349,21 +353,26 @@ def measure_app(script: pathlib.Path, links: Sequence[str], places: Places = Pla
     """Run a program as it is, here and in every mode over every link; seconds and traffic of the whole run."""
     from edge_offload_research.emulate.trace import named_link
 
-    found: List[Dict[str, Any]] = []
+    lines: List[Dict[str, Any]] = []
     cores = sorted(os.sched_getaffinity(0))
-    with _linked(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
+    with _start_link(cores, places) as (emulator, _), tempfile.TemporaryDirectory() as folder:
         for link in links:
             emulator.set_link(named_link(link))
             for mode in ("local", "replay", "lazy", "cached", "per_op"):
                 tally = pathlib.Path(folder, f"{link}-{mode}.json")
                 command = [sys.executable, str(script)]
                 if mode != "local":
-                    words = ["--server", emulator.address, "--mode", mode, "--tally", str(tally), "--", *command]
-                    command = edge_offload("exec", *words)
-                began = time.monotonic()
+                    options = ["--server", emulator.address, "--mode", mode, "--tally", str(tally), "--", *command]
+                    command = edge_offload("exec", *options)
+                started_at = time.monotonic()
                 done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-                line: Dict[str, Any] = {"app": script.name, "mode": mode, "link": link,
-                                        "wall_s": time.monotonic() - began, "exit_code": done.returncode}  # fmt: skip
+                line: Dict[str, Any] = {
+                    "app": script.name,
+                    "mode": mode,
+                    "link": link,
+                    "wall_s": time.monotonic() - started_at,
+                    "exit_code": done.returncode,
+                }
                 line.update(json.loads(tally.read_text()) if tally.exists() else {})
-                found.append(line)
-    return found
+                lines.append(line)
+    return lines

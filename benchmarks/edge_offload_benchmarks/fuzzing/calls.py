@@ -42,7 +42,7 @@ class DeviceWitness:
         self._device = RawDevice(client)
         self._defined = False
 
-    def check(self) -> List[str]:
+    def check_answer(self) -> List[str]:
         """One computation with fresh numbers; what was wrong with the answer."""
         from edge_offload.errors import EdgeOffloadError
         from edge_offload.ir.trace.segments import SegmentStep
@@ -56,7 +56,7 @@ class DeviceWitness:
             message.entries = [
                 ("edge::alloc", b"I" + struct.pack("<q", 16), None, 0),
                 ("edge::upload", item + b"P" + struct.pack("<BBq", 6, 1, 4), None, 0),
-                entry("aten::mul.Tensor", item + item),
+                make_entry("aten::mul.Tensor", item + item),
                 ("edge::download", item, None, 0),
             ]
             message.segments = [(0, struct.pack("<8I", 0, 1, 0, 2, 0, 0, 3, 1))]
@@ -71,11 +71,11 @@ class DeviceWitness:
             return [f"the honest session failed: {error}"]
         tensor = answer.outcomes[0].tensor if answer.outcomes else None
         got = tensor.tolist() if tensor is not None else answer.error
-        wanted = [_float32(_float32(value) * _float32(value)) for value in values]
-        return [] if got == wanted else [f"the honest session got {got} instead of {wanted}"]
+        expected = [_round_float32(_round_float32(value) * _round_float32(value)) for value in values]
+        return [] if got == expected else [f"the honest session got {got} instead of {expected}"]
 
 
-def _float32(value: float) -> float:
+def _round_float32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
@@ -133,10 +133,10 @@ class Hostile:
         self._close()
 
     @property
-    def _lost(self) -> bool:
+    def _is_lost(self) -> bool:
         return self._device is None or self._device.lost
 
-    def _open(self) -> None:
+    def _open_session(self) -> None:
         """A new session in place of the one before."""
         self._close()
         self._device = RawDevice(self._client)
@@ -147,15 +147,15 @@ class Hostile:
         self._called_names.extend(names)
         device = self._device
         answer = device.send(message)
-        answer.add_done_callback(lambda done: self._called(device, done))
+        answer.add_done_callback(lambda done: self._note_called(device, done))
         self._waiting.append(answer)
         if len(self._waiting) >= MOST_WAITING:
-            self._settle(self._waiting.pop(0))
+            self._settle_answer(self._waiting.pop(0))
 
-    def _settle(self, answer: Future[Any]) -> None:
+    def _settle_answer(self, answer: Future[Any]) -> None:
         answer.exception(CALL_S + 1)
 
-    def _called(self, device: RawDevice, done: Future[Any]) -> None:
+    def _note_called(self, device: RawDevice, done: Future[Any]) -> None:
         error = done.exception()
         if error is None:
             self._answered(done.result())
@@ -164,10 +164,10 @@ class Hostile:
         lost, device.lost = device.lost, True  # what follows would be refused: it builds upon this one
         if lost or "executor process of this session ended" not in str(error):
             return
-        found = re.search(r"while running (\S+)", str(error))
+        match = re.search(r"while running (\S+)", str(error))
         # the note may hold what the session's own bookkeeping ran last
-        if found and (found.group(1) in self._called_names or found.group(1).startswith("edge::")):
-            self.crashes[found.group(1)] += 1
+        if match and (match.group(1) in self._called_names or match.group(1).startswith("edge::")):
+            self.crashes[match.group(1)] += 1
         else:
             self.unnamed.append(str(error)[:300])
 
@@ -178,7 +178,7 @@ class Hostile:
 
     def _close(self) -> None:
         while self._waiting:
-            self._settle(self._waiting.pop(0))
+            self._settle_answer(self._waiting.pop(0))
         if self._device is not None:
             ended = self._client.request("device.end", {"session": self._device.session}, timeout_s=CALL_S)
             ended.exception(CALL_S + 1)
@@ -192,34 +192,34 @@ class Caller(Hostile):
 
     def __init__(self, client: Any, generator: random.Random) -> None:
         super().__init__(client, generator)
-        self._schemas = list(_schemas())
+        self._schemas = list(_list_schemas())
         self._entries = 0
         self._base = 0
 
-    def call(self) -> None:
+    def send_call(self) -> None:
         """A call that fits the schema of an operator."""
-        name, message = self._message()
+        name, message = self._make_message()
         self._send([name], message)
 
-    def garble(self) -> None:
+    def send_garbled(self) -> None:
         """A message of the device, cut or with bits flipped; then one that brings the session to order again."""
-        name, message = self._message()
+        name, message = self._make_message()
         buffers = [bytearray(buffer) for buffer in message.to_wire()]
-        mangle(buffers, self._generator)
+        mangle_buffers(buffers, self._generator)
         self._send([name], buffers)
-        self._reset()
+        self._reset_session()
 
-    def _message(self) -> Tuple[str, Any]:
+    def _make_message(self) -> Tuple[str, Any]:
         from edge_offload.ir.trace.segments import SegmentStep
         from edge_offload.protocol.messages import DeviceMessage
 
-        if self._lost:
-            self._open()
+        if self._is_lost:
+            self._open_session()
         elif self._entries >= 5000:
-            self._reset()
+            self._reset_session()
         name, arguments = self._generator.choice(self._schemas)
-        key, references = self._key(arguments)
-        message = DeviceMessage(entries=[entry(name, key)], first_entry=self._entries)
+        key, references = self._make_key(arguments)
+        message = DeviceMessage(entries=[make_entry(name, key)], first_entry=self._entries)
         message.segments = [(self._entries, struct.pack(f"<{1 + len(references)}I", self._entries, *references))]
         live = sorted(set(references))
         # canonical number and storage number are the same: those that exist from the beginning
@@ -230,12 +230,12 @@ class Caller(Hostile):
         self._base += 16
         return name, message
 
-    def _open(self) -> None:
+    def _open_session(self) -> None:
         """A session with storages of several sizes, numbered from 1."""
-        super()._open()
-        self._define()
+        super()._open_session()
+        self._define_operator()
 
-    def _define(self) -> None:
+    def _define_operator(self) -> None:
         from edge_offload.ir.trace.segments import SegmentStep
         from edge_offload.protocol.messages import DeviceMessage
 
@@ -247,49 +247,49 @@ class Caller(Hostile):
         self._send(["edge::alloc"], message)
         self._entries, self._base = self.STORAGES, 1000
 
-    def _reset(self) -> None:
+    def _reset_session(self) -> None:
         from edge_offload.protocol.messages import DeviceMessage
 
         last = self._base + 16
         self._send(
             ["edge::alloc"], DeviceMessage(reset_tables=True, freed=[*range(1, self.STORAGES + 1), *range(1000, last)])
         )
-        self._define()
+        self._define_operator()
 
-    def _key(self, arguments: Sequence[str]) -> Tuple[bytes, List[int]]:
+    def _make_key(self, arguments: Sequence[str]) -> Tuple[bytes, List[int]]:
         references: List[int] = []
-        return b"".join(self._item(kind, references) for kind in arguments), references
+        return b"".join(self._make_item(kind, references) for kind in arguments), references
 
-    def _item(self, kind: str, references: List[int]) -> bytes:
+    def _make_item(self, kind: str, references: List[int]) -> bytes:
         draw = self._generator
         if kind.endswith("?"):
             if draw.random() < 0.5:
                 return b"N"
             kind = kind[:-1]
         if kind == "Tensor":
-            return self._tensor(references)
+            return self._draw_tensor(references)
         if kind.startswith(("List[Tensor", "List[Optional[Tensor")):
             count = draw.randrange(4)
-            return b"L" + struct.pack("<I", count) + b"".join(self._tensor(references) for _ in range(count))
+            return b"L" + struct.pack("<I", count) + b"".join(self._draw_tensor(references) for _ in range(count))
         if kind in ("int", "SymInt"):
-            return b"I" + struct.pack("<q", self._integer())
+            return b"I" + struct.pack("<q", self._draw_integer())
         if kind in ("float", "number", "Scalar"):
             return b"F" + struct.pack("<d", draw.choice([0.0, 1.0, -1.5, 1e30, float("nan"), float("inf")]))
         if kind == "bool":
             return b"B" + bytes([draw.randrange(2)])
         if kind in ("List[int]", "List[SymInt]"):
             count = draw.randrange(5)
-            return b"V" + struct.pack(f"<I{count}q", count, *(self._integer() for _ in range(count)))
+            return b"V" + struct.pack(f"<I{count}q", count, *(self._draw_integer() for _ in range(count)))
         if kind == "str":
             text = draw.choice(["mean", "sum", "none", "floor", "tanh", "ij", "", "reflect"]).encode()
             return b"X" + struct.pack("<I", len(text)) + text
         return b"N"
 
-    def _integer(self) -> int:
+    def _draw_integer(self) -> int:
         draw = self._generator
         return draw.choice([0, 1, 2, 3, 4, 7, -1, -2, 16, draw.randrange(-8, 64), (1 << 31) - 1, -(1 << 63)])
 
-    def _tensor(self, references: List[int]) -> bytes:
+    def _draw_tensor(self, references: List[int]) -> bytes:
         draw = self._generator
         storage = draw.randrange(self.STORAGES)
         sizes = [draw.choice([0, 1, 1, 2, 3, 4, 5]) for _ in range(draw.choice([0, 1, 2, 2, 3, 4]))]
@@ -301,7 +301,7 @@ class Caller(Hostile):
         return tensor_item(sizes, strides, draw.choice([6, 6, 6, 4, 3, 0, 11, 5, 9]), number)
 
 
-def entry(name: str, key: bytes) -> Tuple[str, bytes, None, int]:
+def make_entry(name: str, key: bytes) -> Tuple[str, bytes, None, int]:
     """A definition that the server accepts: with the checksum of the schema."""
     from edge_offload.ir.trace.checksums import schema_checksum
 
@@ -321,12 +321,12 @@ def tensor_item(
     return b"T" + struct.pack(f"<BBB{count}q{count}qqqB", dtype, 0, count, *sizes, *strides, 0, 0, storage)
 
 
-def noise(draw: random.Random, size: int) -> bytes:
-    """So many random bytes."""
+def draw_noise(draw: random.Random, size: int) -> bytes:
+    """Draw ``size`` random bytes."""
     return draw.getrandbits(8 * size).to_bytes(size, "little") if size else b""
 
 
-def mangle(buffers: List[bytearray], draw: random.Random) -> None:
+def mangle_buffers(buffers: List[bytearray], draw: random.Random) -> None:
     """Cut, lengthen or change some of the bytes, or drop a whole buffer, in place."""
     for _ in range(draw.choice([1, 1, 2, 8])):
         victim = draw.choice([buffer for buffer in buffers if buffer] or [bytearray(1)])
@@ -335,35 +335,35 @@ def mangle(buffers: List[bytearray], draw: random.Random) -> None:
         if kind <= 1:
             victim[place] ^= 1 << draw.randrange(8)
         elif kind == 2:
-            victim[place : place + draw.randrange(1, 9)] = noise(draw, draw.randrange(9))
+            victim[place : place + draw.randrange(1, 9)] = draw_noise(draw, draw.randrange(9))
         elif kind == 3:
             del victim[place:]
             victim += bytes(not victim)
         else:
-            victim += noise(draw, draw.randrange(1, 40))
+            victim += draw_noise(draw, draw.randrange(1, 40))
     if draw.random() < 0.05:
         del buffers[draw.randrange(len(buffers))]
 
 
-def replaced(facts: Any, draw: random.Random) -> Any:
+def replace_value(facts: Any, draw: random.Random) -> Any:
     """Facts, as they were read off the wire, with one value somewhere in them replaced."""
     if isinstance(facts, dict) and facts and draw.random() < 0.9:
         key = draw.choice(sorted(facts))
-        return {**facts, key: replaced(facts[key], draw)}
+        return {**facts, key: replace_value(facts[key], draw)}
     if isinstance(facts, (list, tuple)) and facts and draw.random() < 0.9:
         place = draw.randrange(len(facts))
-        return [*facts[:place], replaced(facts[place], draw), *facts[place + 1 :]]
+        return [*facts[:place], replace_value(facts[place], draw), *facts[place + 1 :]]
     if type(facts) is int and draw.random() < 0.7:
         value = draw.choice([facts - 1, facts + 1, 2 * facts, -facts, facts + 8, draw.randrange(16), (1 << 61) - 1])
         return max(-(1 << 63), min((1 << 64) - 1, value))  # what msgpack can say
     if isinstance(facts, bytes) and facts and draw.random() < 0.7:
         changed = bytearray(facts)
-        mangle([changed], draw)
+        mangle_buffers([changed], draw)
         return bytes(changed)
     return draw.choice(JUNK)
 
 
-def _schemas() -> Any:
+def _list_schemas() -> Any:
     """Name and argument types of every operator that the server runs."""
     import torch
 
@@ -377,10 +377,10 @@ def _schemas() -> Any:
             schema = resolve_operator(name)._schema
         except Unsupported:
             continue
-        yield name, [_type(argument.type) for argument in schema.arguments]
+        yield name, [_type_name(argument.type) for argument in schema.arguments]
 
 
-def _type(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     text = str(kind)
-    found = re.fullmatch(r"Optional\[(.*)\]", text)
-    return f"{found.group(1)}?" if found else text
+    match = re.fullmatch(r"Optional\[(.*)\]", text)
+    return f"{match.group(1)}?" if match else text

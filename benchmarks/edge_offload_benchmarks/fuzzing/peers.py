@@ -17,7 +17,7 @@ from edge_offload.errors import ProtocolError
 from edge_offload.link.security.keys import KeyPair, split_address
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Message
-from edge_offload_benchmarks.fuzzing.calls import mangle, noise
+from edge_offload_benchmarks.fuzzing.calls import draw_noise, mangle_buffers
 
 WAIT_S = 60.0
 #: A message that finds no connection for so long never will: one that was cut is not dialled again.
@@ -39,7 +39,7 @@ class Strangers:
     """
 
     def __init__(self, address: str, server_public: str, draw: random.Random) -> None:
-        self.let_in = self.most_bytes = 0
+        self.admitted = self.most_bytes = 0
         self.kinds: Counter[str] = collections.Counter()
         self._address = address
         self._server_public = server_public
@@ -51,7 +51,7 @@ class Strangers:
         (kind,) = self._draw.choices(["bytes", "unknown key", "no key"], [0.90, 0.08, 0.02])
         self.kinds[kind] += 1
         if kind == "bytes":
-            self._bytes()
+            self._send_bytes()
         else:
             self._shake_hands(kind == "unknown key")
 
@@ -59,25 +59,25 @@ class Strangers:
         """Free what it holds."""
         self._context.destroy(linger=0)
 
-    def _bytes(self) -> None:
+    def _send_bytes(self) -> None:
         """Something other than ZMTP, or ZMTP that goes wrong."""
         draw = self._draw
         start = draw.choice([b"", GREETING[:10], GREETING[:12], GREETING, b"GET / HTTP/1.1\r\n", b"\x80\x04\x95"])
         with socket.create_connection(split_address(self._address), WAIT_S) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             with contextlib.suppress(OSError):  # hung up on: what it deserves
-                connection.sendall(start + noise(draw, draw.choice([0, 1, 7, 64, 500])))
+                connection.sendall(start + draw_noise(draw, draw.choice([0, 1, 7, 64, 500])))
                 if draw.random() < 0.02:
-                    self._listen(connection)
+                    self._read_greeting(connection)
 
-    def _listen(self, connection: socket.socket) -> None:
-        told = 0
+    def _read_greeting(self, connection: socket.socket) -> None:
+        received = 0
         connection.settimeout(0.2)
         with contextlib.suppress(OSError):
             while True:
                 data = connection.recv(1 << 16)
-                told += len(data)
-                self.most_bytes = max(self.most_bytes, told)
+                received += len(data)
+                self.most_bytes = max(self.most_bytes, received)
                 if not data:
                     return
 
@@ -98,7 +98,7 @@ class Strangers:
                 peer.send(b"let me in", zmq.NOBLOCK)
             if monitor.poll(int(WAIT_S * 1e3)):
                 (kind,) = struct.unpack("=h", monitor.recv_multipart()[0][:2])
-                self.let_in += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                self.admitted += kind == zmq.EVENT_HANDSHAKE_SUCCEEDED
         finally:
             peer.disable_monitor()
             monitor.close(0)
@@ -121,8 +121,8 @@ class Babbler:
         self._draw = draw
         self._context = zmq.Context()
 
-    def batch(self, count: int = BATCH) -> int:
-        """So many messages on a fresh connection, or as many as it takes to be cut; returns how many."""
+    def send_batch(self, count: int = BATCH) -> int:
+        """Send ``count`` messages on a fresh connection until it is cut; return their number."""
         peer: zmq.Socket[Any] = self._context.socket(zmq.DEALER)
         peer.linger = 0
         peer.reconnect_ivl = -1
@@ -136,14 +136,14 @@ class Babbler:
             peer.connect(self._address)
             greeted = self._draw.random() < 0.8
             if greeted:
-                self._hello(peer, epoch)
+                self._send_hello(peer, epoch)
             for number in range(count):
-                peer.send_multipart(self._nonsense(epoch, number + 1))
+                peer.send_multipart(self._make_nonsense(epoch, number + 1))
                 self.sent += 1
             if not greeted:
-                self._hello(peer, epoch)
+                self._send_hello(peer, epoch)
             peer.send(messages.pack_header(Message("ping", epoch, 7, "", {}, (time.monotonic(),))))
-            if self._answered(peer, epoch):
+            if self._await_answer(peer, epoch):
                 self.read += count
             else:
                 self.cut += 1
@@ -157,11 +157,11 @@ class Babbler:
         """Free what it holds."""
         self._context.destroy(linger=0)
 
-    def _hello(self, peer: zmq.Socket[Any], epoch: int) -> None:
+    def _send_hello(self, peer: zmq.Socket[Any], epoch: int) -> None:
         body = {"app": {}, "session": "babbler"}
         peer.send(messages.pack_header(Message("hello", epoch, 0, "", body, (time.monotonic(),))))
 
-    def _answered(self, peer: zmq.Socket[Any], epoch: int) -> bool:
+    def _await_answer(self, peer: zmq.Socket[Any], epoch: int) -> bool:
         ends = time.monotonic() + WAIT_S
         # a connection that was cut is not dialled again: then nothing comes for a while, and nothing will
         while time.monotonic() < ends and peer.poll(int(CUT_S * 1e3)):
@@ -171,12 +171,12 @@ class Babbler:
                     return True
         return False
 
-    def _nonsense(self, epoch: int, number: int) -> List[bytes]:
+    def _make_nonsense(self, epoch: int, number: int) -> List[bytes]:
         draw = self._draw
         kind = draw.randrange(6)
-        parts = [bytearray(noise(draw, draw.choice([0, 1, 9, 300]))) for _ in range(draw.choice([0, 0, 1, 2, 5]))]
+        parts = [bytearray(draw_noise(draw, draw.choice([0, 1, 9, 300]))) for _ in range(draw.choice([0, 0, 1, 2, 5]))]
         if kind == 0:  # no header at all
-            return [noise(draw, draw.choice([0, 1, 20, 2000])), *map(bytes, parts)]
+            return [draw_noise(draw, draw.choice([0, 1, 20, 2000])), *map(bytes, parts)]
         if kind == 1:  # what claims to be large, or nests deeply
             bombs = [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 5000]
             return [b"\x98\xac" + messages.MAGIC.encode() + b"\x01" + draw.choice(bombs), *map(bytes, parts)]
@@ -184,13 +184,13 @@ class Babbler:
             parts = [bytearray(1) for _ in range(1500)]
         name = draw.choice(["infer", "status", "open_model", "device.run", "report", "x"])
         type_ = draw.choice(sorted(messages.TYPES - {"hello"}) + ["request"] * 8 + ["notify"] * 4)
-        body = {"handle": draw.randrange(-3, 3), "inputs": [], "session": noise(draw, 16), "number": 2}
-        own = draw.choice([epoch, epoch, epoch, 0, epoch + 1])
+        body = {"handle": draw.randrange(-3, 3), "inputs": [], "session": draw_noise(draw, 16), "number": 2}
+        peer_epoch = draw.choice([epoch, epoch, epoch, 0, epoch + 1])
         times = (time.monotonic(),) if type_ == "ping" else ()
         named = name if type_ in ("request", "notify") else ""
-        buffers = [bytearray(messages.pack_header(Message(type_, own, number, named, body, times))), *parts]
+        buffers = [bytearray(messages.pack_header(Message(type_, peer_epoch, number, named, body, times))), *parts]
         if kind != 5:
-            mangle(buffers, draw)
+            mangle_buffers(buffers, draw)
         return [bytes(buffer) for buffer in buffers or [bytearray()]]
 
 
@@ -224,10 +224,10 @@ class Requester:
         self._model = model
         self._handle: Optional[int] = None
 
-    def nonsense(self) -> None:
+    def send_nonsense(self) -> None:
         """A request of any kind."""
         draw = self._draw
-        body = {name: self._junk(2) for name in draw.sample(self.FIELDS, draw.randrange(len(self.FIELDS)))}
+        body = {name: self._draw_junk(2) for name in draw.sample(self.FIELDS, draw.randrange(len(self.FIELDS)))}
         if draw.random() < 0.6:
             # few sessions: each costs a process, and one that was spoilt stays so
             body["session"] = bytes([draw.randrange(2)]) * 16
@@ -235,11 +235,11 @@ class Requester:
             body["answered"] = draw.choice([0, 1, 1 << 40])
         kind = draw.choice(self.KINDS)
         if kind == "promise" and self._handle is not None and draw.random() < 0.7:
-            body = self._asking()
+            body = self._draw_promise()
         if kind == "device.end" and draw.random() < 0.99:
-            body["session"] = noise(draw, 16)
-        buffers = [noise(draw, draw.choice([0, 1, 8, 100, 5000])) for _ in range(draw.randrange(4))]
-        self._ask(kind, body, buffers)
+            body["session"] = draw_noise(draw, 16)
+        buffers = [draw_noise(draw, draw.choice([0, 1, 8, 100, 5000])) for _ in range(draw.randrange(4))]
+        self._request(kind, body, buffers)
 
     def infer(self) -> None:
         """A picture for a model that is open, with a description or a payload that was tampered with."""
@@ -251,42 +251,42 @@ class Requester:
         descriptor = {**self._spec, "payload": self._coded.descriptor, "parts": len(buffers)}
         body: Dict[str, Any] = {"handle": self._handle, "codec": "auto", "wait_s": None, "meta": {}}
         if draw.random() < 0.5:
-            body["turn"] = {"frame": draw.randrange(-50, 50), **self._estimates()}
+            body["turn"] = {"frame": draw.randrange(-50, 50), **self._draw_estimates()}
             if draw.random() < 0.5:
-                body["turn"][draw.choice(sorted(body["turn"]))] = self._junk(1)
+                body["turn"][draw.choice(sorted(body["turn"]))] = self._draw_junk(1)
         what = draw.randrange(5)
         if what <= 1:
-            mangle(buffers, draw)
+            mangle_buffers(buffers, draw)
         elif what == 2:
-            descriptor[draw.choice(sorted(descriptor))] = self._junk(2)
+            descriptor[draw.choice(sorted(descriptor))] = self._draw_junk(2)
         elif what == 3 and isinstance(self._coded.descriptor, dict):
             payload = dict(self._coded.descriptor)
-            payload[draw.choice(sorted(payload))] = self._junk(1)
+            payload[draw.choice(sorted(payload))] = self._draw_junk(1)
             descriptor["payload"] = payload
         body["inputs"] = [descriptor]
         if what == 4:
-            body[draw.choice(sorted(body))] = self._junk(2)
-        self._ask("infer", body, [bytes(buffer) for buffer in buffers])
+            body[draw.choice(sorted(body))] = self._draw_junk(2)
+        self._request("infer", body, [bytes(buffer) for buffer in buffers])
 
     def drain(self) -> None:
         """Wait for everything."""
         while self._waiting:
-            self._settle()
+            self._settle_answers()
 
-    def _asking(self) -> Dict[str, Any]:
+    def _draw_promise(self) -> Dict[str, Any]:
         """A promise that could be asked for, mostly but for one number."""
         draw = self._draw
         body = {
             "handle": self._handle, "bound": draw.choice([0.05, 1.0, 1e-300, 1e-9]), "batched": draw.random() < 0.5,
             "frame_interval": draw.choice([1 / 250, 0.1, 10.0]), "frame": draw.choice([0, 2**52, -(2**52)]),
-            "age": draw.choice([0.0, 10.0]), **self._estimates(),
+            "age": draw.choice([0.0, 10.0]), **self._draw_estimates(),
         }  # fmt: skip
         if draw.random() < 0.7:
-            body[draw.choice(sorted(body))] = draw.choice([self._junk(1), -1e-9, float("inf"), 1e308, 5e-324])
+            body[draw.choice(sorted(body))] = draw.choice([self._draw_junk(1), -1e-9, float("inf"), 1e308, 5e-324])
         return body
 
-    def _estimates(self) -> Dict[str, Any]:
-        """What a robot may say of itself, absurd or not."""
+    def _draw_estimates(self) -> Dict[str, Any]:
+        """Draw estimates of a robot, absurd or not."""
         draw = self._draw
         ways, shares = [0.0, 1e-300, 0.02, 10.0], [0.0, 5e-324, 0.01, 1.0]
         return {
@@ -294,16 +294,16 @@ class Requester:
             **{name: draw.choice(shares) for name in ("slope", "slope_error", "flicker", "noise")},
         }
 
-    def _ask(self, kind: str, body: Dict[str, Any], buffers: List[bytes]) -> None:
+    def _request(self, kind: str, body: Dict[str, Any], buffers: List[bytes]) -> None:
         self._waiting.append(self._client.request(kind, body, buffers, timeout_s=WAIT_S))
         if len(self._waiting) >= OUTSTANDING:
-            self._settle()
+            self._settle_answers()
 
-    def _settle(self) -> None:
+    def _settle_answers(self) -> None:
         error = self._waiting.pop(0).exception(WAIT_S + 1)
         self.outcomes["answered" if error is None else type(error).__name__] += 1
 
-    def _junk(self, depth: int) -> Any:
+    def _draw_junk(self, depth: int) -> Any:
         draw = self._draw
         simple = [
             None,
@@ -316,12 +316,12 @@ class Requester:
             "",
             "x" * 300,
             b"",
-            noise(draw, 16),
-            noise(draw, 32),
+            draw_noise(draw, 16),
+            draw_noise(draw, 32),
         ]
         kind = draw.randrange(len(simple) + (3 if depth else 0))
         if kind < len(simple):
             return simple[kind]
         if kind == len(simple):
-            return {str(draw.randrange(9)): self._junk(depth - 1) for _ in range(draw.randrange(4))}
-        return [self._junk(depth - 1) for _ in range(draw.randrange(5))]
+            return {str(draw.randrange(9)): self._draw_junk(depth - 1) for _ in range(draw.randrange(4))}
+        return [self._draw_junk(depth - 1) for _ in range(draw.randrange(5))]

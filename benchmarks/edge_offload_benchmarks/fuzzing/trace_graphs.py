@@ -17,12 +17,12 @@ from edge_offload.ir.trace.segments import SegmentStep
 from edge_offload.ir.trace.symbols import Formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, Edge, Patch, TraceGraph, TraceStep
 from edge_offload.protocol.messages import DeviceMessage
-from edge_offload_benchmarks.fuzzing.calls import Hostile, entry, mangle, replaced, tensor_item
+from edge_offload_benchmarks.fuzzing.calls import Hostile, make_entry, mangle_buffers, replace_value, tensor_item
 
 #: Numbers that are uploaded, and how many of them calls are defined with.
-SIZE, FOUND = 8, 4
+SIZE, MATCHES = 8, 4
 FLOAT, LONG = 6, 4
-FIND, COMPUTE, WHOLE = 10, 11, 12
+FIND, COMPUTE, CHAIN = 10, 11, 12
 #: Runs along one definition.
 RUNS = 4
 #: Rounds in one session.
@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self, values: Sequence[Tuple[int, Size, int]], first: int = 0) -> None:
         self.entries: List[Any] = []
-        self.words: List[int] = []
+        self.codes: List[int] = []
         self.patches: List[Patch] = []
         self.values = list(values)
         self._first = first
@@ -67,25 +67,25 @@ class Calls:
                     add(item)
             else:
                 index, size = part if isinstance(part, tuple) else (part, None)
-                storage, own, dtype = self.values[index]
-                factor, constant = size or own
+                storage, recorded_size, dtype = self.values[index]
+                factor, constant = size or recorded_size
                 if storage not in storages:
                     storages.append(storage)
                 used.append(storage)
                 if factor:
-                    self.patches.append(Patch(call, len(key) + 4, times_found(factor, constant)))
-                key += tensor_item([factor * FOUND + constant], None, dtype, storages.index(storage))
+                    self.patches.append(Patch(call, len(key) + 4, times_matches(factor, constant)))
+                key += tensor_item([factor * MATCHES + constant], None, dtype, storages.index(storage))
 
         for part in parts:
             add(part)
-        self.entries.append(entry(name, key))
-        self.words += [self._first + call, *used]
+        self.entries.append(make_entry(name, key))
+        self.codes += [self._first + call, *used]
 
-    def new(self, size: Size, dtype: int = FLOAT) -> None:
+    def add_value(self, size: Size, dtype: int = FLOAT) -> None:
         """The call before made a vector of ``size``."""
         self.values.append((max(number for number, _, _ in self.values) + 1, size, dtype))
 
-    def extend(self, draw: random.Random) -> None:
+    def extend_calls(self, draw: random.Random) -> None:
         """One more call, of a kind that real programs make."""
         index = draw.choice([i for i, (_, _, dtype) in enumerate(self.values) if dtype == FLOAT])
         _, size, _ = self.values[index]
@@ -93,32 +93,32 @@ class Calls:
         what = draw.randrange(6)
         if what == 0:
             self.call("aten::mul.Tensor", index, draw.choice(alike))
-            self.new(size)
+            self.add_value(size)
         elif what == 1:
-            self.call("aten::add_.Tensor", index, draw.choice(alike), _whole(1))
+            self.call("aten::add_.Tensor", index, draw.choice(alike), integer_item(1))
         elif what == 2:
             other = draw.choice(alike)
-            self.call("aten::cat", [index, other], _whole(0))
-            self.new((2 * size[0], 2 * size[1]))
+            self.call("aten::cat", [index, other], integer_item(0))
+            self.add_value((2 * size[0], 2 * size[1]))
         elif what == 3:
-            self.call("aten::sort", index, _whole(-1), b"B\1")
-            self.new(size)
-            self.new(size, LONG)
+            self.call("aten::sort", index, integer_item(-1), b"B\1")
+            self.add_value(size)
+            self.add_value(size, LONG)
         elif what == 4:
-            self.patches.append(Patch(len(self.entries), 1, times_found(4 * size[0], 4 * size[1])))
-            self.call("edge::alloc", _whole(4 * (size[0] * FOUND + size[1])))
-            self.new(size)
+            self.patches.append(Patch(len(self.entries), 1, times_matches(4 * size[0], 4 * size[1])))
+            self.call("edge::alloc", integer_item(4 * (size[0] * MATCHES + size[1])))
+            self.add_value(size)
             self.call("aten::zero_", len(self.values) - 1)
         else:
             self.call("aten::index.Tensor", 0, [1])
-            self.new((1, 0))
+            self.add_value((1, 0))
 
-    def node(self, draw: random.Random) -> TraceStep:
+    def make_node(self, draw: random.Random) -> TraceStep:
         """All of them as one."""
         new = range(2, 1 + max(number for number, _, _ in self.values))
         dead = tuple(number for number in new if draw.random() < 0.4)
         live = ((0, FROM_START, 0), (1, FROM_STEP, -1))
-        return TraceStep(None, tuple(self.words), tuple(self.patches), live, dead, b"", (), False)
+        return TraceStep(None, tuple(self.codes), tuple(self.patches), live, dead, b"", (), False)
 
 
 class TraceGraphSender(Hostile):
@@ -137,50 +137,50 @@ class TraceGraphSender(Hostile):
 
     def send(self) -> None:
         """The next message."""
-        if self._lost or (not self._runs and self._rounds >= ROUNDS):
-            self._open()
+        if self._is_lost or (not self._runs and self._rounds >= ROUNDS):
+            self._open_session()
             self._rounds = self._runs = 0
         draw = self._generator
         if not self._runs:
             self._rounds += 1
             self._runs = draw.randrange(2, RUNS + 1)
-            message = self._definitions()
+            message = self._send_definitions()
             self._names = [name for name, *_ in message.entries]
-            buffers = tampered(message, draw, "nodes") if draw.random() < 0.7 else message.to_wire()
+            buffers = tamper_message(message, draw, "nodes") if draw.random() < 0.7 else message.to_wire()
         else:
             self._runs -= 1
-            message = self._run()
-            buffers = tampered(message, draw, "course", "steps") if draw.random() < 0.3 else message.to_wire()
+            message = self._send_run()
+            buffers = tamper_message(message, draw, "course", "steps") if draw.random() < 0.3 else message.to_wire()
         self._send(self._names, buffers)
 
-    def _definitions(self) -> DeviceMessage:
+    def _send_definitions(self) -> DeviceMessage:
         """A new program in place of the one before."""
         draw = self._generator
         message = DeviceMessage(reset_tables=True, accepted=0, freed=list(range(1, self._base + STORAGES)))
         self._base = 1
         vector = tensor_item([SIZE])
-        own = [
-            ("edge::alloc", _whole(4 * SIZE), None, 0),
+        definitions = [
+            ("edge::alloc", integer_item(4 * SIZE), None, 0),
             ("edge::upload", vector + b"P" + struct.pack("<BBq", FLOAT, 1, SIZE), None, 0),
-            entry("aten::nonzero", vector),
-            entry("aten::relu_", vector),
+            make_entry("aten::nonzero", vector),
+            make_entry("aten::relu_", vector),
         ]
-        calls = Calls([(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)], len(own))
-        calls.call("aten::index_select", 0, _whole(0), 1)
-        calls.new((1, 0))
+        calls = Calls([(0, (0, SIZE), FLOAT), (1, (1, 0), LONG)], len(definitions))
+        calls.call("aten::index_select", 0, integer_item(0), 1)
+        calls.add_value((1, 0))
         for _ in range(draw.randrange(8)):
-            calls.extend(draw)
+            calls.extend_calls(draw)
         calls.call("edge::download", len(calls.values) - 1)
-        message.entries = [*own, *calls.entries]
+        message.entries = [*definitions, *calls.entries]
         message.segments = [(0, struct.pack("<3I", 0, 1, 0)), (1, struct.pack("<2I", 3, 0))]
         message.nodes = [
             (FIND, TraceStep(None, (2, 0), (), ((0, FROM_START, 0),), (), b"", (), True)),
-            (COMPUTE, calls.node(draw)),
-            (WHOLE, TraceStep(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
+            (COMPUTE, calls.make_node(draw)),
+            (CHAIN, TraceStep(1, (), (), ((0, FROM_START, 0),), (), b"", (), False)),
         ]
         return message
 
-    def _run(self) -> DeviceMessage:
+    def _send_run(self) -> DeviceMessage:
         """Fresh numbers, and along the nodes."""
         draw = self._generator
         message = DeviceMessage(accepted=draw.choice([0, 0, 0, 0, 1, 2]), freed=list(range(1, self._base)))
@@ -189,7 +189,7 @@ class TraceGraphSender(Hostile):
         message.speculative_from = draw.choice([1, 1, 1, 0])
         around: List[Edge] = draw.choice([[], [], [(None, 0)], [((2, 1), 2)]])
         message.graph = TraceGraph(
-            [(WHOLE, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
+            [(CHAIN, [(None, 1)]), (FIND, [((0, 1), 0), (None, 2)]), (COMPUTE, around)],
             [(None, draw.choice([0, 1]))], None, self._base,
         )  # fmt: skip
         self._base += STORAGES
@@ -200,24 +200,25 @@ class TraceGraphSender(Hostile):
         self.ran += len(answer.ran)
 
 
-def tampered(message: DeviceMessage, draw: random.Random, *fields: str) -> List[bytearray]:
+def tamper_message(message: DeviceMessage, draw: random.Random, *fields: str) -> List[bytearray]:
     """The buffers of a message with values in one of ``fields`` replaced, or bits of any flipped."""
     facts, *payloads = message.to_wire()
     if draw.random() < 0.85:
-        known = msgpack.unpackb(facts, strict_map_key=False)
+        facts_map = msgpack.unpackb(facts, strict_map_key=False)
         for _ in range(draw.choice([1, 1, 1, 2, 4])):
             field = draw.choice(fields)
-            known[field] = replaced(known[field], draw)
-        return [bytearray(msgpack.packb(known)), *map(bytearray, payloads)]
+            facts_map[field] = replace_value(facts_map[field], draw)
+        return [bytearray(msgpack.packb(facts_map)), *map(bytearray, payloads)]
     buffers = [bytearray(facts), *map(bytearray, payloads)]
-    mangle(buffers, draw)
+    mangle_buffers(buffers, draw)
     return buffers
 
 
-def times_found(factor: int, constant: int) -> Formula:
-    """So many times what was found, plus a constant."""
+def times_matches(factor: int, constant: int) -> Formula:
+    """Return the formula ``factor`` times the number of matches plus ``constant``."""
     return Formula(factor, constant, ((1, 0, 0),))
 
 
-def _whole(value: int) -> bytes:
+def integer_item(value: int) -> bytes:
+    """Encode an integer argument of a call."""
     return b"I" + struct.pack("<q", value)

@@ -60,17 +60,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if args.command == "prepare":
         from edge_offload_benchmarks.gpu import prepare as preparation
 
-        code: int = preparation.prepare(args.torch_python, args.engines)
+        code: int = preparation.prepare_folder(args.torch_python, args.engines)
         return code
     if args.command == "phase":
-        return _phase(args.name, args.seconds)
-    wrong = runner.unknown(args.phases)
+        return _run_phase(args.name, args.seconds)
+    wrong = runner.list_unknown(args.phases)
     if wrong:
         parser.error(f"no phase {wrong[0]!r}; there are: {', '.join(PHASES)}")
-    return _run(args)
+    return _run_phases(args)
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run_phases(args: argparse.Namespace) -> int:
     suffix = f"{args.device}{'-tiny' if args.tiny else ''}"
     work = args.work or pathlib.Path(tempfile.gettempdir()) / f"edge_offload_gpu-{suffix}"
     out = args.out or pathlib.Path(os.environ.get("OUT") or settings.ROOT / "runs" / "gpu")
@@ -82,10 +82,10 @@ def _run(args: argparse.Namespace) -> int:
     return runner.Runner(chosen, out, args.limit, args.again).run(phases)
 
 
-def _phase(name: str, seconds: float) -> int:
+def _run_phase(name: str, seconds: float) -> int:
     """Run one phase in this process, which ends a little before its time limit."""
     module = PHASES[name].module or name
-    phase = results.Phase(name, settings.read(), max(1.0, seconds - min(8.0, 0.1 * seconds)))
+    phase = results.Phase(name, settings.read_settings(), max(1.0, seconds - min(8.0, 0.1 * seconds)))
     importlib.import_module(f"edge_offload_benchmarks.gpu.phases.{module}").run(phase)
     return 0
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from edge_offload_benchmarks.gpu.networks import build, fix_numerics, inputs, outputs_of
+from edge_offload_benchmarks.gpu.networks import build_network, fix_numerics, make_inputs, outputs_of
 from edge_offload_benchmarks.gpu.programs import PROGRAMS
 
 #: Frames of results, each a list of (host tensor, strides on the device), and facts.
@@ -46,21 +46,21 @@ def round_trips() -> int:
     return device.recorder.counters.round_trips if device is not None else 0
 
 
-def collect(run: Callable[[int], List[torch.Tensor]], frames: int) -> Outcome:
+def collect_frames(run: Callable[[int], List[torch.Tensor]], frames: int) -> Outcome:
     """Results of every frame, round trips and seconds of each; an error is a fact."""
-    found: List[List[Tuple[torch.Tensor, Tuple[int, ...]]]] = []
+    frame_results: List[List[Tuple[torch.Tensor, Tuple[int, ...]]]] = []
     facts: Dict[str, Any] = {"trips": [], "frame_s": []}
     try:
         for turn in range(frames):
-            before, began = round_trips(), time.monotonic()
+            before, started_at = round_trips(), time.monotonic()
             with torch.no_grad():
                 results = run(turn)
-            found.append([(one.detach().cpu().contiguous(), tuple(one.stride())) for one in results])
+            frame_results.append([(one.detach().cpu().contiguous(), tuple(one.stride())) for one in results])
             facts["trips"].append(round_trips() - before)
-            facts["frame_s"].append(round(time.monotonic() - began, 4))
+            facts["frame_s"].append(round(time.monotonic() - started_at, 4))
     except Exception as error:
         facts["error"] = f"{type(error).__name__}: {str(error)[:400]}"
-    return found, facts
+    return frame_results, facts
 
 
 def main() -> None:
@@ -76,16 +76,16 @@ def main() -> None:
     chosen: Optional[List[str]] = config["programs"]
     for name, program in PROGRAMS.items():
         if chosen is None or name in chosen:
-            found, facts = collect(lambda turn, program=program: program(at, turn), frames)  # type: ignore[misc]
+            frame_results, facts = collect_frames(lambda turn, program=program: program(at, turn), frames)  # type: ignore[misc]
             facts.pop("frame_s")
-            outcomes[name] = found, facts
+            outcomes[name] = frame_results, facts
     for name in config["models"]:
         try:
-            network, given = build(name).to(at), inputs(name, frames)
+            network, given = build_network(name).to(at), make_inputs(name, frames)
         except Exception as error:
             outcomes[f"net {name}"] = [], {"error": f"{type(error).__name__}: {str(error)[:400]}"}
             continue
-        outcomes[f"net {name}"] = collect(
+        outcomes[f"net {name}"] = collect_frames(
             lambda turn, network=network, given=given: list(outputs_of(network(*[one.to(at) for one in given[turn]]))),  # type: ignore[misc]
             frames,
         )

@@ -22,11 +22,11 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for recipe in (libraries.GUARD, libraries.DEVICE, libraries.NODES, libraries.WINDOWS):
-        began = time.monotonic()
+        started_at = time.monotonic()
         target = folder / f"{recipe.name}.so"
         shutil.copy(recipe.build(), target)
         subprocess.run(["strip", "--strip-unneeded", str(target)], check=False)
-        print(f"{recipe.name}: {target.stat().st_size} bytes, {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{recipe.name}: {target.stat().st_size} bytes, {time.monotonic() - started_at:.1f} s", flush=True)
     facts = {"python": list(sys.version_info[:2]), "torch": torch.__version__}
     (folder / "target.json").write_text(json.dumps(facts), encoding="utf-8")
 

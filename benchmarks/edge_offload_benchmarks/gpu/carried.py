@@ -30,18 +30,18 @@ def carried_key() -> str:
     return KEY.read_text(encoding="utf-8").strip() if KEY.exists() else ""
 
 
-def pieces(name: str, work: pathlib.Path) -> List[pathlib.Path]:
+def list_pieces(name: str, work: pathlib.Path) -> List[pathlib.Path]:
     """The pieces of a big package, in order: in the checkout, or copied to the work folder by an earlier call."""
-    found = {
+    by_key = {
         path.name: path
         for folder in (work / "pieces", *CARRIED.parent.glob(f".gpu-{name}/*"))
         for path in folder.glob(f"{name}.*")
     }
-    return [found[key] for key in sorted(found)]
+    return [by_key[key] for key in sorted(by_key)]
 
 
-def target() -> Dict[str, Any]:
+def read_target() -> Dict[str, Any]:
     """Python's and torch's versions that the carried libraries were built for; empty if there are none."""
     path = NATIVE / "target.json"
-    found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    facts: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return facts

@@ -26,7 +26,7 @@ from torch.testing._internal.opinfo import core  # noqa: E402
 from torch.utils._pytree import tree_flatten  # noqa: E402
 
 from edge_offload_research.device.conformance.exclusions import EXCLUSIONS  # noqa: E402
-from edge_offload_research.device.conformance.judge import call, entry_name, seed  # noqa: E402
+from edge_offload_research.device.conformance.judge import call_operator, entry_name, set_seed  # noqa: E402
 
 # torch searches the call stack for a unit test of its own at every draw of samples, some 10 ms
 for _module in (common_utils, core):
@@ -55,28 +55,28 @@ def value_of(value: Any) -> Tuple[Any, ...]:
     return ("t", str(host.dtype), tuple(host.shape), strides, host.contiguous())
 
 
-def outcome(op: Any, dtype: torch.dtype, run: int, device: str) -> List[Any]:
+def compute_outcome(op: Any, dtype: torch.dtype, run: int, device: str) -> List[Any]:
     """Results of an entry's first sample; an error is a tuple ("e", type, text)."""
-    found: List[Any] = []
+    values: List[Any] = []
     signal.setitimer(signal.ITIMER_REAL, CALL_S)
     try:
-        seed(run)
+        set_seed(run)
         for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), 1):
-            seed(SEED)
+            set_seed(SEED)
             try:
-                found.append([value_of(one) for one in tree_flatten(call(op, sample, device))[0]])
+                values.append([value_of(one) for one in tree_flatten(call_operator(op, sample, device))[0]])
             except TooLong:
                 raise
             except Exception as error:
                 text = str(error).splitlines()
-                found.append(("e", type(error).__name__, text[0][:200] if text else ""))
+                values.append(("e", type(error).__name__, text[0][:200] if text else ""))
     except TooLong:
-        found.append(("e", "TooLong", ""))
+        values.append(("e", "TooLong", ""))
     except Exception as error:
-        found.append(("e", f"samples {type(error).__name__}", str(error)[:100]))
+        values.append(("e", f"samples {type(error).__name__}", str(error)[:100]))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return found
+    return values
 
 
 def main() -> None:
@@ -114,7 +114,7 @@ def main() -> None:
         for name in DTYPES:
             if getattr(torch, name) in op.dtypes:
                 for run in range(args.runs):
-                    outcomes[entry_name(op), name, run] = outcome(op, getattr(torch, name), run, args.device)
+                    outcomes[entry_name(op), name, run] = compute_outcome(op, getattr(torch, name), run, args.device)
     torch.save(outcomes, args.out)
     print(f"{len(outcomes)} calls", flush=True)
 

@@ -18,7 +18,7 @@ PLATFORMS = [
 ]
 
 
-def mib(count: int) -> str:
+def to_mib(count: int) -> str:
     """Bytes in MiB."""
     return f"{count / 2**20:.1f}"
 
@@ -34,10 +34,10 @@ def run(*command: str, **more: str) -> None:
         raise SystemExit(f"prepare: {' '.join(command[:6])} ... ended with code {done.returncode}")
 
 
-def download_wheels(python: str, wanted: Iterable[str], folder: pathlib.Path = carried.WHEELS) -> None:
+def download_wheels(python: str, requirements: Iterable[str], folder: pathlib.Path = carried.WHEELS) -> None:
     """Download the wheels that are not in the folder, for the machine's Python."""
     absent = []
-    for requirement in wanted:
+    for requirement in requirements:
         name, _, version = requirement.partition("==")
         if not list(folder.glob(f"{name.replace('-', '_')}-{version or '*'}-*.whl")):
             absent.append(requirement)

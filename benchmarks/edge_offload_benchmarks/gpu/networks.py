@@ -1,4 +1,4 @@
-"""Networks that are measured, the same on robot, server and in one process (names: ``served.OWN``)."""
+"""Networks that are measured, the same on robot, server and in one process (names: ``served.BENCH_NETWORKS``)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Pictures(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         """Compute one picture."""
-        found: torch.Tensor = self.network(image[None].float() / 255.0 - 0.5)
-        return found
+        output: torch.Tensor = self.network(image[None].float() / 255.0 - 0.5)
+        return output
 
 
 class Vit(nn.Module):
@@ -41,7 +41,7 @@ class Vit(nn.Module):
         return logits
 
 
-def _seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def _build_seeded(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return Pictures(make()).eval()
@@ -51,31 +51,31 @@ def resnet50() -> nn.Module:
     """ResNet-50 without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.resnet50(weights=None))
+    return _build_seeded(lambda: torchvision.models.resnet50(weights=None))
 
 
 def resnet18() -> nn.Module:
     """ResNet-18 without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.resnet18(weights=None))
+    return _build_seeded(lambda: torchvision.models.resnet18(weights=None))
 
 
 def mobilenet_v3_large() -> nn.Module:
     """MobileNetV3-Large without trained weights."""
     import torchvision
 
-    return _seeded(lambda: torchvision.models.mobilenet_v3_large(weights=None))
+    return _build_seeded(lambda: torchvision.models.mobilenet_v3_large(weights=None))
 
 
 def vit_s() -> nn.Module:
     """ViT-S without trained weights."""
-    return _seeded(Vit)
+    return _build_seeded(Vit)
 
 
 def tiny() -> nn.Module:
-    """For rehearsals: seconds on a slow CPU."""
-    return _seeded(
+    """Build a network for rehearsals: seconds on a slow CPU."""
+    return _build_seeded(
         lambda: nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1),
             nn.BatchNorm2d(8),
@@ -90,7 +90,7 @@ def tiny() -> nn.Module:
     )
 
 
-OWN: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
+BUILDERS: Dict[str, Tuple[Callable[[], nn.Module], Tuple[int, ...]]] = {
     "resnet50": (resnet50, (3, 224, 224)),
     "resnet18": (resnet18, (3, 224, 224)),
     "mobilenet_v3_large": (mobilenet_v3_large, (3, 224, 224)),
@@ -106,27 +106,27 @@ def fix_numerics(tf32: bool = False) -> None:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
 
-def build(name: str) -> nn.Module:
+def build_network(name: str) -> nn.Module:
     """The network, on the host, with the same weights everywhere."""
-    if name in OWN:
-        return OWN[name][0]()
+    if name in BUILDERS:
+        return BUILDERS[name][0]()
     from edge_offload.models import registry
 
     return registry.build_module(name)
 
 
-def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
+def make_inputs(name: str, count: int) -> List[List[torch.Tensor]]:
     """``count`` different inputs, on the host."""
     draw = torch.Generator().manual_seed(1)
-    if name in OWN:
+    if name in BUILDERS:
         # smooth pictures with noise, as a camera's: codecs have something to do
-        found = []
+        pictures = []
         for _ in range(count):
             small = torch.rand(3, 8, 8, generator=draw)
-            big = nn.functional.interpolate(small[None], OWN[name][1][1:], mode="bilinear")[0]
+            big = nn.functional.interpolate(small[None], BUILDERS[name][1][1:], mode="bilinear")[0]
             noise = 0.02 * torch.randn(big.shape, generator=draw)
-            found.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
-        return found
+            pictures.append([((big + noise).clamp(0, 1) * 255).to(torch.uint8)])
+        return pictures
     from edge_offload.models.video import read_frames, sample_video, synthetic_frame
     from edge_offload_research.networks import build_samples
 
@@ -137,6 +137,6 @@ def inputs(name: str, count: int) -> List[List[torch.Tensor]]:
     return [list(one) for one in build_samples(name, {}, frames)[1]]
 
 
-def outputs_of(found: Any) -> Tuple[torch.Tensor, ...]:
+def outputs_of(result: Any) -> Tuple[torch.Tensor, ...]:
     """The results of a network as a tuple."""
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)

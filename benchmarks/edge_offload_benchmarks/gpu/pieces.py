@@ -14,7 +14,7 @@ import zipfile
 from typing import List
 
 from edge_offload_benchmarks.gpu import carried, fatbin
-from edge_offload_benchmarks.gpu.fetching import download_wheels, mib, run
+from edge_offload_benchmarks.gpu.fetching import download_wheels, run, to_mib
 from edge_offload_benchmarks.gpu.settings import ROOT
 
 ONNX, ONNX_VERSION, PYCUDA_VERSION = "onnxruntime-gpu", "1.30.0", "2026.1"
@@ -57,10 +57,10 @@ def onnx_runtime(python: str) -> None:
         piece = target / str(number) / f"{ONNX}.{number}"
         piece.parent.mkdir(parents=True)
         piece.write_bytes(data[first : first + PIECE])
-        print(f"{piece.relative_to(ROOT)}: {mib(len(data[first : first + PIECE]))} MiB", flush=True)
+        print(f"{piece.relative_to(ROOT)}: {to_mib(len(data[first : first + PIECE]))} MiB", flush=True)
 
 
-def pycuda(python: str) -> None:
+def build_pycuda(python: str) -> None:
     """Build pycuda's wheel without a driver (minutes), unless it is there; CUDA's headers: ``$CUDA_INCLUDE``."""
     if list(carried.WHEELS.glob("pycuda-*.whl")):
         return

@@ -22,11 +22,11 @@ class Power:
             pynvml.nvmlDeviceGetTotalEnergyConsumption(self._board)
             self._nvml = pynvml
 
-    def joules(self) -> float:
+    def read_joules(self) -> float:
         """Energy since the driver was loaded, joules."""
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._board) / 1e3 if self._nvml else math.nan
 
-    def watts(self) -> float:
+    def read_watts(self) -> float:
         """Power as NVML averages it, watts."""
         return self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3 if self._nvml else math.nan
 
@@ -43,17 +43,17 @@ class EnergyLog:
         self._points: List[Tuple[float, float]] = []
 
     def __enter__(self) -> EnergyLog:
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._sample_power, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
 
-    def _watch(self) -> None:
+    def _sample_power(self) -> None:
         while not self._stop.wait(0.05):
-            self._points.append((time.monotonic(), self._power.joules()))
+            self._points.append((time.monotonic(), self._power.read_joules()))
 
-    def between(self, begin: float, end: float) -> float:
+    def joules_between(self, begin: float, end: float) -> float:
         """Joules between two times of the monotonic clock; NaN for a window too short for the counter."""
         inside = [point for point in self._points if begin <= point[0] <= end]
         if len(inside) < 4:

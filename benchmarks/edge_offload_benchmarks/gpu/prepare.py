@@ -14,7 +14,7 @@ from typing import List
 
 from edge_offload import places
 from edge_offload_benchmarks.gpu import carried
-from edge_offload_benchmarks.gpu.fetching import download_wheels, mib, run
+from edge_offload_benchmarks.gpu.fetching import download_wheels, run, to_mib
 from edge_offload_benchmarks.gpu.settings import CARRIED, ROOT
 
 TORCH = "2.11.0"
@@ -40,10 +40,10 @@ FILES = {
 MOST_CARRIED, MOST_TOGETHER = 45 << 20, 64 << 20
 
 
-def prepare(torch_python: str, engines: bool) -> int:
+def prepare_folder(torch_python: str, engines: bool) -> int:
     """Fill ``.gpu``; 0 if it is complete and travels with the working tree."""
     problems: List[str] = []
-    python = torch_python or str(own_environment())
+    python = torch_python or str(make_environment())
     for folder in (carried.WHEELS, carried.CACHE, carried.PACKAGES):
         folder.mkdir(parents=True, exist_ok=True)
     download_wheels(python, NEEDED)
@@ -55,13 +55,14 @@ def prepare(torch_python: str, engines: bool) -> int:
         from edge_offload_benchmarks.gpu import pieces
 
         pieces.onnx_runtime(python)
-        pieces.pycuda(python)
+        pieces.build_pycuda(python)
     tree, ours = tree_bytes(), folder_bytes(CARRIED)
     print(
-        f"working tree {mib(tree)} MiB, .gpu {mib(ours)} MiB, together {mib(tree + ours)} of {mib(MOST_TOGETHER)} MiB"
+        f"working tree {to_mib(tree)} MiB, .gpu {to_mib(ours)} MiB, "
+        f"together {to_mib(tree + ours)} of {to_mib(MOST_TOGETHER)} MiB"
     )
     if ours > MOST_CARRIED:
-        problems.append(f".gpu has more than {mib(MOST_CARRIED)} MiB; remove .gpu and prepare again")
+        problems.append(f".gpu has more than {to_mib(MOST_CARRIED)} MiB; remove .gpu and prepare again")
     if tree + ours > MOST_TOGETHER:
         problems.append("the working tree is too large to travel; remove untracked files")
     for problem in problems:
@@ -69,15 +70,15 @@ def prepare(torch_python: str, engines: bool) -> int:
     return 1 if problems else 0
 
 
-def own_environment() -> pathlib.Path:
+def make_environment() -> pathlib.Path:
     """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
     folder = places.cache_folder() / "gpu" / "venv"
     python = folder / "bin" / "python"
     if not python.exists():
-        found = shutil.which("python3.12")
-        if found is None:
+        interpreter = shutil.which("python3.12")
+        if interpreter is None:
             raise SystemExit("prepare: there is no python3.12; install it, or name a Python with --torch-python")
-        run(found, "-m", "venv", str(folder))
+        run(interpreter, "-m", "venv", str(folder))
     check = f"import importlib.metadata as m, sys; sys.exit(m.version('torch') != {TORCH!r})"
     if subprocess.run([str(python), "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
         run(str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={TORCH}", "setuptools")

@@ -26,12 +26,12 @@ BLIND = {visible.VARIABLE: "", visible.LOCAL_GPU: visible.HIDDEN, "OMP_NUM_THREA
 ROBOTS = 40
 
 
-def cli(*arguments: str) -> List[str]:
+def cli_command(*arguments: str) -> List[str]:
     """The command of a subcommand of edge-offload."""
     return [sys.executable, "-m", "edge_offload.cli", *arguments]
 
 
-def module(name: str, *arguments: str) -> List[str]:
+def module_command(name: str, *arguments: str) -> List[str]:
     """The command of a module of this package."""
     return [sys.executable, "-m", f"edge_offload_benchmarks.gpu.{name}", *arguments]
 
@@ -82,14 +82,14 @@ class Process:
             RuntimeError: it did not come.
         """
 
-        def find() -> Optional[str]:
+        def find_line() -> Optional[str]:
             return next((line for line in self.lines if line.startswith(start)), None)
 
         with self._changed:
-            self._changed.wait_for(lambda: find() is not None or not self._reader.is_alive(), timeout_s)
-        line = find()
+            self._changed.wait_for(lambda: find_line() is not None or not self._reader.is_alive(), timeout_s)
+        line = find_line()
         if line is None:
-            raise RuntimeError(f"no line {start!r}: {self.tail()}")
+            raise RuntimeError(f"no line {start!r}: {self.read_tail()}")
         return line
 
     def write(self, text: str) -> None:
@@ -119,7 +119,7 @@ class Process:
                 self.process.wait()
         self._stream.close()
 
-    def tail(self, count: int = 1500) -> str:
+    def read_tail(self, count: int = 1500) -> str:
         """The last characters of its standard error."""
         with contextlib.suppress(OSError):
             return self.log.read_text(encoding="utf-8", errors="replace")[-count:]
@@ -158,9 +158,9 @@ class Server(Process):
     ) -> None:  # fmt: skip
         self._robots: List[KeyStore] = []
         self._public = ""
-        self.keys = keys or self._introduce(settings)
-        began = time.monotonic()
-        command = cli(
+        self.keys = keys or self._introduce_robot(settings)
+        started_at = time.monotonic()
+        command = cli_command(
             "serve",
             "--bind",
             "tcp://127.0.0.1:0",
@@ -186,33 +186,33 @@ class Server(Process):
         except RuntimeError:
             self.stop()
             raise
-        self.start_s = time.monotonic() - began
+        self.start_s = time.monotonic() - started_at
 
     def graph_lines(self) -> List[str]:
-        """What the server's executors reported of steps that are not CUDA graphs."""
-        return [line for line in self.tail(1 << 20).splitlines() if "CUDA graph" in line]
+        """Return the lines of the server's executors on steps that are not CUDA graphs."""
+        return [line for line in self.read_tail(1 << 20).splitlines() if "CUDA graph" in line]
 
     def __enter__(self) -> Server:
         return self
 
-    def _introduce(self, settings: Settings) -> pathlib.Path:
-        from edge_offload_benchmarks.processes import introduced
+    def _introduce_robot(self, settings: Settings) -> pathlib.Path:
+        from edge_offload_benchmarks.processes import introduce_robots
 
         folder = settings.folder / f"keys.{os.getpid()}.{time.monotonic_ns()}"
-        self._public, robots = introduced(folder, [f"robot{number}" for number in range(ROBOTS)])
+        self._public, robots = introduce_robots(folder, [f"robot{number}" for number in range(ROBOTS)])
         self._robots = list(robots.values())
         return folder / "server"
 
-    def robot(self, address: str = "") -> str:
+    def make_robot(self, address: str = "") -> str:
         """The key folder of another robot, which trusts the server at ``address`` (default: its own)."""
         robot = self._robots.pop()
         robot.trust_server(address or self.address, self._public)
         return str(robot.directory)
 
-    def exec(self, *options: str, address: str = "", keys: str = "") -> List[str]:
+    def exec_command(self, *options: str, address: str = "", keys: str = "") -> List[str]:
         """The command of ``exec`` up to the program."""
-        end = ["--server", address or self.address, "--keys", keys or self.robot(address)]
-        return cli("exec", *end, "--wait", "60", "--threads", "1", *options, "--")
+        end = ["--server", address or self.address, "--keys", keys or self.make_robot(address)]
+        return cli_command("exec", *end, "--wait", "60", "--threads", "1", *options, "--")
 
 
 class EmulatedLink(Process):
@@ -226,7 +226,7 @@ class EmulatedLink(Process):
     """
 
     def __init__(self, settings: Settings, server: str, mbps: float, rtt_ms: float = 2.6) -> None:
-        command = cli(
+        command = cli_command(
             "link",
             "emulate",
             "--listen",

@@ -12,32 +12,32 @@ Program = Callable[[torch.device, int], List[torch.Tensor]]
 PROGRAMS: Dict[str, Program] = {}
 
 
-def program(function: Program) -> Program:
+def add_program(function: Program) -> Program:
     """Add a program to :data:`PROGRAMS`."""
     PROGRAMS[function.__name__] = function
     return function
 
 
-def draw(turn: int, *shape: int) -> torch.Tensor:
+def draw_numbers(turn: int, *shape: int) -> torch.Tensor:
     """Draw the same numbers on every side: on the host."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 + turn))
 
 
-def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+def make_seeded(make: Callable[[], nn.Module]) -> nn.Module:
     """A module with the same weights on every side."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(3)
         return make().eval()
 
 
-@program
+@add_program
 def random_seeded(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute random seeded."""
     torch.manual_seed(11 + turn)
     return [torch.randn(64, device=at), torch.rand(64, device=at), torch.randint(0, 9, (64,), device=at)]
 
 
-@program
+@add_program
 def random_again(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Draw twice with one seed: the difference is zero."""
     torch.manual_seed(5)
@@ -46,7 +46,7 @@ def random_again(at: torch.device, turn: int) -> List[torch.Tensor]:
     return [one - torch.randn(64, device=at)]
 
 
-@program
+@add_program
 def random_goes_on(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute random goes on."""
     if turn == 0:
@@ -54,14 +54,14 @@ def random_goes_on(at: torch.device, turn: int) -> List[torch.Tensor]:
     return [torch.rand(32, device=at).cpu(), torch.rand(32, device=at)]
 
 
-@program
+@add_program
 def random_generator(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute random generator."""
-    own = torch.Generator(device=at).manual_seed(23 + turn)
-    return [torch.randn(64, device=at, generator=own), torch.rand(64, device=at, generator=own)]
+    generator = torch.Generator(device=at).manual_seed(23 + turn)
+    return [torch.randn(64, device=at, generator=generator), torch.rand(64, device=at, generator=generator)]
 
 
-@program
+@add_program
 def random_state(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute random state."""
     torch.manual_seed(2)
@@ -71,54 +71,57 @@ def random_state(at: torch.device, turn: int) -> List[torch.Tensor]:
     return [one, torch.rand(16, device=at)]
 
 
-@program
+@add_program
 def dropout_training(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute dropout training."""
     torch.manual_seed(4)
-    return [functional.dropout(draw(turn, 512).to(at), 0.5, True), torch.bernoulli(torch.full((64,), 0.5, device=at))]
+    return [
+        functional.dropout(draw_numbers(turn, 512).to(at), 0.5, True),
+        torch.bernoulli(torch.full((64,), 0.5, device=at)),
+    ]
 
 
-@program
+@add_program
 def convolutions(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute convolutions."""
-    net = seeded(
+    net = make_seeded(
         lambda: nn.Sequential(
             nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1), nn.ConvTranspose2d(8, 4, 4, 2, 1)
         )
     ).to(at)
-    return [net(draw(turn, 2, 3, 32, 32).to(at))]
+    return [net(draw_numbers(turn, 2, 3, 32, 32).to(at))]
 
 
-@program
+@add_program
 def channels_last(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute channels last."""
-    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())).to(at)
+    net = make_seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())).to(at)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return [net(draw(turn, 2, 3, 32, 32).to(at).contiguous(memory_format=torch.channels_last))]
+    return [net(draw_numbers(turn, 2, 3, 32, 32).to(at).contiguous(memory_format=torch.channels_last))]
 
 
-@program
+@add_program
 def batch_norm(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute batch_norm in inference."""
-    net: Any = seeded(lambda: nn.BatchNorm2d(16)).to(at)
-    net.running_mean.copy_(draw(1, 16))
-    net.running_var.copy_(draw(2, 16).abs() + 0.1)
-    net.weight.data.copy_(draw(3, 16))
-    net.bias.data.copy_(draw(4, 16))
-    return [net(draw(turn, 2, 16, 20, 20).to(at))]
+    net: Any = make_seeded(lambda: nn.BatchNorm2d(16)).to(at)
+    net.running_mean.copy_(draw_numbers(1, 16))
+    net.running_var.copy_(draw_numbers(2, 16).abs() + 0.1)
+    net.weight.data.copy_(draw_numbers(3, 16))
+    net.bias.data.copy_(draw_numbers(4, 16))
+    return [net(draw_numbers(turn, 2, 16, 20, 20).to(at))]
 
 
-@program
+@add_program
 def batch_norm_training(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute batch_norm in training."""
-    net: Any = seeded(lambda: nn.BatchNorm2d(16)).train().to(at)
-    return [net(draw(turn, 2, 16, 20, 20).to(at)), net.running_mean.clone(), net.running_var.clone()]
+    net: Any = make_seeded(lambda: nn.BatchNorm2d(16)).train().to(at)
+    return [net(draw_numbers(turn, 2, 16, 20, 20).to(at)), net.running_mean.clone(), net.running_var.clone()]
 
 
-@program
+@add_program
 def norms(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute norms."""
-    x = draw(turn, 2, 16, 20, 20).to(at)
+    x = draw_numbers(turn, 2, 16, 20, 20).to(at)
     return [
         functional.group_norm(x, 4),
         functional.layer_norm(x, (20, 20)),
@@ -127,11 +130,11 @@ def norms(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def matrices(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute matrices."""
-    a, b = draw(turn, 130, 70).to(at), draw(turn + 9, 70, 50).to(at)
-    net = seeded(lambda: nn.Linear(70, 33)).to(at)
+    a, b = draw_numbers(turn, 130, 70).to(at), draw_numbers(turn + 9, 70, 50).to(at)
+    net = make_seeded(lambda: nn.Linear(70, 33)).to(at)
     return [
         a @ b,
         net(a),
@@ -140,29 +143,29 @@ def matrices(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def half(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute half."""
-    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10)))
-    x = draw(turn, 1, 3, 32, 32).to(at)
+    net = make_seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10)))
+    x = draw_numbers(turn, 1, 3, 32, 32).to(at)
     return [net.half().to(at)(x.half()).float(), net.bfloat16().to(at)(x.bfloat16()).float()]
 
 
-@program
+@add_program
 def autocast(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute autocast."""
-    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))).to(
-        at
-    )
+    net = make_seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
+    ).to(at)
     with torch.autocast(at.type, dtype=torch.bfloat16):
-        return [net(draw(turn, 1, 3, 32, 32).to(at)).float()]
+        return [net(draw_numbers(turn, 1, 3, 32, 32).to(at)).float()]
 
 
-@program
+@add_program
 def attention(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute attention."""
-    q, k, v = (draw(turn + n, 2, 4, 40, 32).to(at) for n in range(3))
-    mask = (draw(7, 40, 40) > 0).to(at)
+    q, k, v = (draw_numbers(turn + n, 2, 4, 40, 32).to(at) for n in range(3))
+    mask = (draw_numbers(7, 40, 40) > 0).to(at)
     return [
         functional.scaled_dot_product_attention(q, k, v),
         functional.scaled_dot_product_attention(q, k, v, is_causal=True),
@@ -171,40 +174,40 @@ def attention(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def recurrent(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute recurrent."""
-    net = seeded(lambda: nn.LSTM(24, 32, 2, batch_first=True)).to(at)
-    gates = seeded(lambda: nn.GRU(24, 32, batch_first=True)).to(at)
-    x = draw(turn, 3, 11, 24).to(at)
-    found, (h, c) = net(x)
-    return [found, h, c, gates(x)[0]]
+    net = make_seeded(lambda: nn.LSTM(24, 32, 2, batch_first=True)).to(at)
+    gates = make_seeded(lambda: nn.GRU(24, 32, batch_first=True)).to(at)
+    x = draw_numbers(turn, 3, 11, 24).to(at)
+    output, (h, c) = net(x)
+    return [output, h, c, gates(x)[0]]
 
 
-@program
+@add_program
 def sizes_by_data(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute sizes by data."""
-    x = draw(turn, 200).to(at)
+    x = draw_numbers(turn, 200).to(at)
     places = x.abs().gt(1).nonzero()[:, 0]
     return [places, x[places], x[x > 0], torch.unique((x * 3).long()), x[places].sort(descending=True).values[:5]]
 
 
-@program
+@add_program
 def suppression(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute suppression."""
     from torchvision.ops import nms
 
-    corners = draw(turn, 100, 2).abs().to(at) * 50
+    corners = draw_numbers(turn, 100, 2).abs().to(at) * 50
     boxes = torch.cat([corners, corners + 30], 1)
-    scores = draw(turn + 1, 100).to(at)
-    kept = nms(boxes, scores, 0.4)
-    return [kept, boxes[kept[:10]]]
+    scores = draw_numbers(turn + 1, 100).to(at)
+    survivors = nms(boxes, scores, 0.4)
+    return [survivors, boxes[survivors[:10]]]
 
 
-@program
+@add_program
 def orders(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute orders."""
-    x = draw(turn, 50, 40).to(at)
+    x = draw_numbers(turn, 50, 40).to(at)
     top = x.topk(5)
     return [
         top.values,
@@ -223,11 +226,11 @@ def orders(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def scattered(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute scattered."""
     index = torch.randint(0, 20, (300,), generator=torch.Generator().manual_seed(turn)).to(at)
-    x = draw(turn, 300).to(at)
+    x = draw_numbers(turn, 300).to(at)
     base = torch.zeros(20, device=at)
     return [
         base.index_add(0, index, torch.ones_like(x)),
@@ -237,10 +240,10 @@ def scattered(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def pictures(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute pictures."""
-    x = draw(turn, 1, 3, 24, 24).to(at)
+    x = draw_numbers(turn, 1, 3, 24, 24).to(at)
     grid = functional.affine_grid(
         torch.tensor([[[1.0, 0.1, 0], [0, 1.0, 0.2]]]).to(at), [1, 3, 20, 20], align_corners=False
     )
@@ -256,10 +259,10 @@ def pictures(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def elementwise(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute elementwise."""
-    x = draw(turn, 400).to(at)
+    x = draw_numbers(turn, 400).to(at)
     return [
         x.exp(),
         x.sin(),
@@ -278,10 +281,10 @@ def elementwise(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def linear_algebra(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute linear algebra."""
-    a = draw(turn, 12, 12)
+    a = draw_numbers(turn, 12, 12)
     a = (a @ a.T + 12 * torch.eye(12)).to(at)
     return [
         torch.linalg.inv(a),
@@ -292,31 +295,31 @@ def linear_algebra(at: torch.device, turn: int) -> List[torch.Tensor]:
     ]
 
 
-@program
+@add_program
 def waves(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute waves."""
-    x = draw(turn, 4, 60).to(at)
-    found = torch.fft.rfft(x)
+    x = draw_numbers(turn, 4, 60).to(at)
+    spectrum = torch.fft.rfft(x)
     return [
-        torch.view_as_real(found),
-        torch.fft.irfft(found, 60),
-        found.abs(),
+        torch.view_as_real(spectrum),
+        torch.fft.irfft(spectrum, 60),
+        spectrum.abs(),
         torch.stft(x, 16, return_complex=True).abs(),
     ]
 
 
-@program
+@add_program
 def sparse(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute sparse."""
-    x = (draw(turn, 20, 20) * (draw(turn + 1, 20, 20) > 1)).to(at)
-    return [torch.sparse.mm(x.to_sparse(), draw(3, 20, 4).to(at)), x.to_sparse().to_dense()]
+    x = (draw_numbers(turn, 20, 20) * (draw_numbers(turn + 1, 20, 20) > 1)).to(at)
+    return [torch.sparse.mm(x.to_sparse(), draw_numbers(3, 20, 4).to(at)), x.to_sparse().to_dense()]
 
 
-@program
+@add_program
 def in_place(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute in place."""
     state = torch.zeros(30, device=at)
-    x = draw(turn, 30).to(at)
+    x = draw_numbers(turn, 30).to(at)
     for _ in range(4):
         state.mul_(0.9).add_(x)
         if state.sum().item() > 0:
@@ -324,22 +327,24 @@ def in_place(at: torch.device, turn: int) -> List[torch.Tensor]:
     return [state, state[::2].clone()]
 
 
-@program
+@add_program
 def embedded(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute embedded."""
-    net = seeded(lambda: nn.Embedding(50, 16)).to(at)
+    net = make_seeded(lambda: nn.Embedding(50, 16)).to(at)
     tokens = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(turn)).to(at)
     return [
         net(tokens),
         functional.one_hot(tokens, 50),
-        functional.cross_entropy(draw(turn, 4, 9).to(at), tokens[0, :4] % 9),
+        functional.cross_entropy(draw_numbers(turn, 4, 9).to(at), tokens[0, :4] % 9),
     ]
 
 
-@program
+@add_program
 def gradients(at: torch.device, turn: int) -> List[torch.Tensor]:
     """Compute gradients."""
-    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5))).to(at)
-    x = draw(turn, 1, 3, 16, 16).to(at).requires_grad_()
+    net = make_seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 5))).to(
+        at
+    )
+    x = draw_numbers(turn, 1, 3, 16, 16).to(at).requires_grad_()
     with torch.enable_grad():
         return [torch.autograd.grad(net(x)[0, 2], x)[0]]

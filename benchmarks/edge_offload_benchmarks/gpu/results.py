@@ -19,41 +19,41 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     """Replace a file at once, so that a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(_finite(value), default=str, indent=1), encoding="utf-8")
+    partial.write_text(json.dumps(_finite_or_null(value), default=str, indent=1), encoding="utf-8")
     os.replace(str(partial), str(path))
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_null(value: Any) -> Any:
     """The value with null for what JSON has no number for."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: _finite_or_null(one) for key, one in value.items()}
+    return [_finite_or_null(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_json(path: pathlib.Path) -> Dict[str, Any]:
     """The document of a phase; an empty one if there is none."""
     try:
-        found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found
+    return document
 
 
-def spread(seconds: Sequence[float]) -> Dict[str, float]:
+def spread_ms(seconds: Sequence[float]) -> Dict[str, float]:
     """Median, 95th percentile, interquartile range, mean and least of durations, in milliseconds."""
     if not seconds:
         return {"n": 0}
     ordered = sorted(seconds)
 
-    def share(part: float) -> float:
+    def percentile_ms(part: float) -> float:
         return 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
     values = {
         "ms": 1e3 * statistics.median(ordered),
-        "p95_ms": share(0.95),
-        "iqr_ms": share(0.75) - share(0.25),
+        "p95_ms": percentile_ms(0.95),
+        "iqr_ms": percentile_ms(0.75) - percentile_ms(0.25),
         "mean_ms": 1e3 * statistics.fmean(ordered),
         "min_ms": 1e3 * ordered[0],
     }
@@ -72,18 +72,18 @@ class Phase:
     def __init__(self, name: str, settings: Settings, seconds: float) -> None:
         self.name, self.settings, self.seconds = name, settings, seconds
         self.path = settings.results / f"{name}.json"
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
         self.records: List[Dict[str, Any]] = []
 
     def record(self, name: str, **facts: Any) -> None:
         """Add a record to the phase's file, and print it in short."""
-        self.records.append({"name": name, "at_s": round(time.monotonic() - self._began, 2), **facts})
+        self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
         write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
-        short = ", ".join(f"{key}={_short(value)}" for key, value in facts.items())
+        short = ", ".join(f"{key}={_shorten(value)}" for key, value in facts.items())
         print(f"[{self.name}] {name}: {short}"[:600], flush=True)
 
     @contextlib.contextmanager
-    def guarded(self, name: str) -> Iterator[None]:
+    def guard_errors(self, name: str) -> Iterator[None]:
         """Turn an error inside into a record, so that the phase goes on."""
         try:
             yield
@@ -92,23 +92,23 @@ class Phase:
             where = f"{pathlib.Path(last.filename).name}:{last.lineno}"
             self.record(name, failed=f"{type(error).__name__}: {str(error)[:1500]}", where=where)
 
-    def left(self) -> float:
-        """Seconds that remain to the phase."""
-        return self.seconds - (time.monotonic() - self._began)
+    def remaining_s(self) -> float:
+        """Return the remaining seconds of the phase."""
+        return self.seconds - (time.monotonic() - self._started_at)
 
-    def fits(self, seconds: float) -> bool:
-        """Whether so many seconds remain."""
-        return self.left() > seconds
+    def fits_in_time(self, seconds: float) -> bool:
+        """Return whether ``seconds`` remain."""
+        return self.remaining_s() > seconds
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)
     return text if len(text) < 120 else text[:117] + "..."
 
 
-def begin(settings: Settings, name: str) -> None:
+def begin_phase(settings: Settings, name: str) -> None:
     """Start a phase's file; records of an earlier attempt stay in it under ``earlier``."""
     path = settings.results / f"{name}.json"
     before = read_json(path)
@@ -116,18 +116,18 @@ def begin(settings: Settings, name: str) -> None:
     write_json(path, {"phase": name, "status": "running", "earlier": [*earlier, before] if before else []})
 
 
-def finish(settings: Settings, name: str, status: str, seconds: float) -> None:
+def finish_phase(settings: Settings, name: str, status: str, seconds: float) -> None:
     """Note how a phase ended (``done``, ``failed ...`` or ``killed ...``) and what it took."""
     path = settings.results / f"{name}.json"
     write_json(path, {**read_json(path), "phase": name, "status": status, "seconds": round(seconds, 1)})
 
 
 def status(settings: Settings, name: str) -> str:
-    """How a phase ended; empty if it has not begun."""
+    """Return the status of a phase; empty if it has not started."""
     return str(read_json(settings.results / f"{name}.json").get("status", ""))
 
 
-def merge(settings: Settings, order: Sequence[str]) -> Dict[str, Any]:
+def merge_phases(settings: Settings, order: Sequence[str]) -> Dict[str, Any]:
     """All phases in one document, the machine's facts first."""
     phases: Dict[str, Any] = {}
     for name in ["facts", *order]:

@@ -17,7 +17,7 @@ from edge_offload.errors import LinkLost
 from edge_offload.execute.tensors import pack_tensors, specs_of
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload_benchmarks.gpu.networks import inputs
+from edge_offload_benchmarks.gpu.networks import make_inputs
 from edge_offload_benchmarks.gpu.served import wire_name
 
 #: Attempts to open the model.
@@ -33,7 +33,7 @@ class Robots:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        given = inputs(args.model, 4)
+        given = make_inputs(args.model, 4)
         self._packed = [pack_tensors(frame, "raw") for frame in given]
         self._open: Dict[str, Any] = {
             "name": wire_name(args.model),
@@ -47,7 +47,7 @@ class Robots:
     def run(self) -> None:
         """Connect, print ``ready``, wait for a line, and send frames."""
         names = self._args.names.split(",")
-        threads = [threading.Thread(target=self._robot, args=(name,), daemon=True) for name in names]
+        threads = [threading.Thread(target=self._run_robot, args=(name,), daemon=True) for name in names]
         for thread in threads:
             thread.start()
         for _ in names:
@@ -58,22 +58,22 @@ class Robots:
         for thread in threads:
             thread.join()
 
-    def _handle(self, client: Client) -> int:
+    def _open_model(self, client: Client) -> int:
         """Open the model; again, as a robot does, where the server is busy for so long that the link counts as lost."""
-        for attempts_left in reversed(range(OPENINGS)):
+        for attempts_remaining in reversed(range(OPENINGS)):
             client.wait_ready(60.0)
             try:
                 return int(client.request("open_model", self._open, timeout_s=120.0).result(120.0).body["handle"])
             except LinkLost:
-                if not attempts_left:
+                if not attempts_remaining:
                     raise
         raise AssertionError
 
-    def _robot(self, name: str) -> None:
+    def _run_robot(self, name: str) -> None:
         facts: Dict[str, Any] = {"seconds": [], "server_s": [], "failed": {}}
         self.results[name] = facts
         with Client(self._args.address, keys=KeyStore(pathlib.Path(self._args.root) / name)) as client:
-            handle = self._handle(client)
+            handle = self._open_model(client)
             self._ready.release()
             self._begin.wait()
             ends, number = time.monotonic() + self._args.seconds, 0
@@ -81,10 +81,10 @@ class Robots:
                 descriptors, buffers = self._packed[number % len(self._packed)]
                 number += 1
                 body = {"handle": handle, "inputs": descriptors, "codec": "raw", "wait_s": 10.0, "meta": {}}
-                began = time.monotonic()
+                started_at = time.monotonic()
                 try:
                     reply = client.request("infer", body, buffers, timeout_s=20.0).result(20.0)
-                    facts["seconds"].append(time.monotonic() - began)
+                    facts["seconds"].append(time.monotonic() - started_at)
                     facts["server_s"].append(reply.body["compute_s"])
                 except Exception as error:
                     text = f"{type(error).__name__}: {str(error)[:80]}"

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set
 from edge_offload.parent import with_parent
 from edge_offload_benchmarks.gpu import results
 from edge_offload_benchmarks.gpu.settings import Settings
-from edge_offload_benchmarks.gpu.table import PHASES, entry_of, members
+from edge_offload_benchmarks.gpu.table import PHASES, entry_of, list_members
 
 #: Files besides results.json and log.txt that come back, if a phase wrote them.
 EXTRA = ("conformance.jsonl", "shapes_counts.json", "tests.txt")
@@ -37,9 +37,9 @@ class Runner:
         again: repeat phases that are done.
     """
 
-    def __init__(self, settings: Settings, out: pathlib.Path, limit_s: float, again: bool = False) -> None:
-        self.settings, self.out, self.again = settings, out, again
-        self._ends, self._began = time.monotonic() + limit_s, time.monotonic()
+    def __init__(self, settings: Settings, out: pathlib.Path, limit_s: float, repeat: bool = False) -> None:
+        self.settings, self.out, self.repeat = settings, out, repeat
+        self._ends, self._started_at = time.monotonic() + limit_s, time.monotonic()
         self._children: Dict[str, subprocess.Popen[str]] = {}
         self._open: Set[str] = set()
         settings.results.mkdir(parents=True, exist_ok=True)
@@ -53,23 +53,23 @@ class Runner:
         failed = 0
         try:
             for name in names:
-                failed += not self._phase(name)
+                failed += not self._run_phase(name)
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            self._kill()
+            self._kill_children()
             self._list_failures()
-            self.say(f"== all: {time.monotonic() - self._began:.0f} s; results in {self.out}")
-            self.deliver()
+            self.log_line(f"== all: {time.monotonic() - self._started_at:.0f} s; results in {self.out}")
+            self.deliver_results()
         return 1 if failed else 0
 
     def _list_failures(self) -> None:
         """Write a line per record that failed, of all phases there are."""
-        for name, document in results.merge(self.settings, list(PHASES))["phases"].items():
+        for name, document in results.merge_phases(self.settings, list(PHASES))["phases"].items():
             for record in document.get("records", []):
                 if record.get("failed"):
-                    self.say(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
+                    self.log_line(f"failed: {name}: {record['name']}: {str(record['failed'])[:160]}")
 
-    def say(self, line: str) -> None:
+    def log_line(self, line: str) -> None:
         """Write a line to the terminal and to the log."""
         with self._writing:
             self._log.write(line + "\n")
@@ -77,10 +77,10 @@ class Runner:
             with contextlib.suppress(OSError):
                 print(line, flush=True)
 
-    def deliver(self) -> None:
+    def deliver_results(self) -> None:
         """Copy what there is to the output folder."""
         self.out.mkdir(parents=True, exist_ok=True)
-        results.write_json(self.out / "results.json", results.merge(self.settings, list(PHASES)))
+        results.write_json(self.out / "results.json", results.merge_phases(self.settings, list(PHASES)))
         with (self.settings.results / "log.txt").open("rb") as stream:
             stream.seek(max(0, os.fstat(stream.fileno()).st_size - LOG_BYTES))
             (self.out / "log.txt").write_bytes(stream.read())
@@ -89,47 +89,47 @@ class Runner:
                 shutil.copyfile(self.settings.results / name, self.out / name)
         self._delivered = time.monotonic()
 
-    def _phase(self, name: str) -> bool:
+    def _run_phase(self, name: str) -> bool:
         """Run one phase, or several at once; whether none of them failed."""
         entry = entry_of(name)
-        todo = [part for part in members(name) if self.again or results.status(self.settings, part) != "done"]
+        todo = [part for part in list_members(name) if self.repeat or results.status(self.settings, part) != "done"]
         if not todo:
-            self.say(f"== {name}: done before")
+            self.log_line(f"== {name}: done before")
             return True
         room = self._ends - time.monotonic()
         most = entry.tiny_s if self.settings.tiny else entry.seconds
         if room < most / 2:
-            self.say(f"== {name}: not begun: {room:.0f} s are left, it takes {most / 2:.0f} to {most:.0f} s")
+            self.log_line(f"== {name}: not begun: {room:.0f} s are left, it takes {most / 2:.0f} to {most:.0f} s")
             return True
         most = min(most, room)
-        began = time.monotonic()
-        self.say(f"== {name} (at most {most:.0f} s; {began - self._began:.0f} s are over)")
+        started_at = time.monotonic()
+        self.log_line(f"== {name} (at most {most:.0f} s; {started_at - self._started_at:.0f} s are over)")
         for part in todo:
             limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
-            self._start(part, limit)
+            self._start_phase(part, limit)
         fine = True
         waiting = dict(self._children)
         while waiting:
             for part, child in list(waiting.items()):
-                spent = time.monotonic() - began
+                spent = time.monotonic() - started_at
                 limit = min(most, PHASES[part].tiny_s if self.settings.tiny else PHASES[part].seconds)
-                status = _status(child.poll(), spent > limit)
+                status = _describe_end(child.poll(), spent > limit)
                 if status:
-                    self._end(part)
+                    self._end_phase(part)
                     del waiting[part]
-                    results.finish(self.settings, part, status, spent)
+                    results.finish_phase(self.settings, part, status, spent)
                     self._open.discard(part)
-                    self.say(f"== {part}: {status}, {spent:.0f} s")
+                    self.log_line(f"== {part}: {status}, {spent:.0f} s")
                     fine &= status == "done"
             if time.monotonic() - self._delivered > DELIVER_S:
-                self.deliver()
+                self.deliver_results()
             time.sleep(0.05)
-        self.deliver()
+        self.deliver_results()
         return fine
 
-    def _start(self, name: str, seconds: float) -> None:
+    def _start_phase(self, name: str, seconds: float) -> None:
         self._open.add(name)
-        results.begin(self.settings, name)
+        results.begin_phase(self.settings, name)
         command = [sys.executable, "-m", "edge_offload_benchmarks.gpu", "phase", name, "--seconds", f"{seconds:g}"]
         child = subprocess.Popen(
             command,
@@ -138,7 +138,7 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, **self.settings.environment()},
+            env={**os.environ, **self.settings.make_environment()},
             start_new_session=True,
             preexec_fn=with_parent(),
         )
@@ -147,9 +147,9 @@ class Runner:
 
     def _read(self, child: Any) -> None:
         for line in child.stdout:
-            self.say(line.rstrip("\n"))
+            self.log_line(line.rstrip("\n"))
 
-    def _end(self, name: str) -> None:
+    def _end_phase(self, name: str) -> None:
         """End a phase's process, and what it left in its session."""
         child = self._children.pop(name)
         if child.poll() is None:
@@ -160,26 +160,26 @@ class Runner:
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
 
-    def _kill(self) -> None:
+    def _kill_children(self) -> None:
         for name in list(self._children):
-            self._end(name)
+            self._end_phase(name)
         for name in self._open:
-            results.finish(self.settings, name, "killed with the run", time.monotonic() - self._began)
+            results.finish_phase(self.settings, name, "killed with the run", time.monotonic() - self._started_at)
 
 
-def _status(code: Optional[int], late: bool) -> str:
-    """How a phase ended; empty while it runs."""
+def _describe_end(code: Optional[int], late: bool) -> str:
+    """Describe the end of a phase; empty while it runs."""
     if code is None:
         return "killed at its time limit" if late else ""
     return "done" if code == 0 else f"failed with exit code {code}"
 
 
-def unknown(names: Sequence[str]) -> List[str]:
+def list_unknown(names: Sequence[str]) -> List[str]:
     """Names that are no phases."""
-    found = []
+    missing = []
     for several in names:
         try:
             entry_of(several)
         except (KeyError, ValueError):
-            found.append(several)
-    return found
+            missing.append(several)
+    return missing

@@ -17,7 +17,7 @@ CARRIED = ROOT / ".gpu"
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run was asked for.
+    """Settings of one run.
 
     Attributes:
         device: ``cuda``, or ``cpu`` for a rehearsal.
@@ -36,7 +36,7 @@ class Settings:
 
     @property
     def cuda(self) -> bool:
-        """Whether a GPU is measured."""
+        """True if a GPU is measured."""
         return self.device == "cuda"
 
     @property
@@ -54,7 +54,7 @@ class Settings:
         """The folder of packages that phase ``install`` unpacks."""
         return self.folder / "site"
 
-    def environment(self) -> Dict[str, str]:
+    def make_environment(self) -> Dict[str, str]:
         """Variables of a process of this run."""
         path = [self.site, ROOT / "src", ROOT / "benchmarks", ROOT]
         inherited = os.environ.get("PYTHONPATH", "")
@@ -76,7 +76,7 @@ def _has_python_headers() -> bool:
     return pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists()
 
 
-def read(environment: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of the run that this process belongs to."""
     return Settings(**json.loads(environment[VARIABLE]))
 

@@ -21,8 +21,8 @@ from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.models import registry
 from edge_offload.modes.server import ServerRunner
-from edge_offload_benchmarks.gpu.networks import build, inputs, outputs_of
-from edge_offload_benchmarks.gpu.results import spread
+from edge_offload_benchmarks.gpu.networks import build_network, make_inputs, outputs_of
+from edge_offload_benchmarks.gpu.results import spread_ms
 from edge_offload_benchmarks.gpu.served import wire_name
 
 PATIENT = Budget(120.0, 120.0)
@@ -46,8 +46,8 @@ def main() -> None:
     args = parser.parse_args()
     ends = time.monotonic() + args.seconds
     for name in args.models:
-        given = inputs(name, 8)
-        there: Any = None
+        given = make_inputs(name, 8)
+        module: Any = None
         for mode in args.modes:
             facts: Dict[str, Any] = {"model": name, "mode": mode}
             count = min(FEW.get(mode, args.frames), OTHERS.get(name, args.frames))
@@ -57,8 +57,8 @@ def main() -> None:
                 elif mode == "server":
                     facts.update(by_server(name, given, args, count, ends))
                 else:
-                    there = build(name).to("cuda") if there is None else there
-                    facts.update(by_device(there, given, mode, count, ends))
+                    module = build_network(name).to("cuda") if module is None else module
+                    facts.update(by_device(module, given, mode, count, ends))
             except Exception as error:
                 facts["failed"] = f"{type(error).__name__}: {str(error)[:400]}"
             print(json.dumps(facts), flush=True)
@@ -66,19 +66,21 @@ def main() -> None:
 
 def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -> Dict[str, Any]:
     """Facts of mode ``server``."""
-    began = time.monotonic()
-    local = build(name)
+    started_at = time.monotonic()
+    local = build_network(name)
     with Client(args.server, keys=KeyStore(args.keys)) as client:
         client.wait_ready(30.0)
         runner = ServerRunner(wire_name(name), {}, client, lambda: registry.state_hash(local), fingerprint_of("cpu"))
-        while (why := runner.unavailable_reason(given[0])) is not None and time.monotonic() < min(began + 120, ends):
+        while (why := runner.unavailable_reason(given[0])) is not None and time.monotonic() < min(
+            started_at + 120, ends
+        ):
             time.sleep(0.02)
         if why is not None:
             raise RuntimeError(why)
-        ready_s = time.monotonic() - began
+        ready_s = time.monotonic() - started_at
         for frame in given:  # an engine is compared on the first ones
             runner.run(frame, {}, PATIENT)
-        return {"ready_s": ready_s, **measure(lambda frame: frame_by_server(runner, frame), given, count, ends)}
+        return {"ready_s": ready_s, **measure_frames(lambda frame: frame_by_server(runner, frame), given, count, ends)}
 
 
 def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str, Any]:
@@ -101,12 +103,12 @@ def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str
 def by_device(network: Any, given: List[Any], mode: str, count: int, ends: float) -> Dict[str, Any]:
     """Facts of a mode of the virtual device."""
     device: Any = current_installation()
-    began = time.monotonic()
+    started_at = time.monotonic()
     device.switch_mode(Mode(mode))
     learning = (given * 3)[: 1 if mode in FEW else WARM_UP]
     trips = [frame_by_device(network, frame, device)["trips"] for frame in learning]
-    ready_s = time.monotonic() - began
-    facts = measure(lambda frame: frame_by_device(network, frame, device), given, count, ends)
+    ready_s = time.monotonic() - started_at
+    facts = measure_frames(lambda frame: frame_by_device(network, frame, device), given, count, ends)
     return {"learning_trips": trips, "ready_s": ready_s, **facts}
 
 
@@ -116,7 +118,7 @@ def frame_by_device(network: Any, frame: List[torch.Tensor], device: Any) -> Dic
     remote, counters = device.remote, device.recorder.counters
     before = counters.round_trips, remote.bytes_up, remote.bytes_down, counters.undone
     remote.spent.reset()
-    began = time.thread_time()
+    started_at = time.thread_time()
     for each in outputs_of(network(*[each.to("cuda") for each in frame])):
         each.cpu()
     spent = remote.spent
@@ -130,22 +132,22 @@ def frame_by_device(network: Any, frame: List[torch.Tensor], device: Any) -> Dic
         "uplink_s": spent.uplink_s,
         "downlink_s": spent.downlink_s,
         "codec_s": spent.encode_s + spent.decode_s,
-        "robot_s": time.thread_time() - began,
+        "robot_s": time.thread_time() - started_at,
     }
 
 
-def measure(call: Callable[[Any], Dict[str, Any]], given: List[Any], count: int, ends: float) -> Dict[str, Any]:
+def measure_frames(call: Callable[[Any], Dict[str, Any]], given: List[Any], count: int, ends: float) -> Dict[str, Any]:
     """The spread of frame times, and medians of the frames' facts."""
     seconds: List[float] = []
     every: List[Dict[str, Any]] = []
     window = time.monotonic()
     for number in range(count):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         every.append(call(given[number % len(given)]))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
         if time.monotonic() > min(ends, window + MODE_S):
             break
-    facts: Dict[str, Any] = {"wall": spread(seconds), "from_s": window, "to_s": time.monotonic()}
+    facts: Dict[str, Any] = {"wall": spread_ms(seconds), "from_s": window, "to_s": time.monotonic()}
     for key in every[0]:
         values = sorted(one[key] for one in every if isinstance(one[key], (int, float)))
         if values:

@@ -13,29 +13,29 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from edge_offload_benchmarks.gpu.networks import build, fix_numerics, inputs, outputs_of
+from edge_offload_benchmarks.gpu.networks import build_network, fix_numerics, make_inputs, outputs_of
 from edge_offload_benchmarks.gpu.power import Power
-from edge_offload_benchmarks.gpu.results import spread
+from edge_offload_benchmarks.gpu.results import spread_ms
 
 Frame = List[torch.Tensor]
 #: Seconds after which fewer frames must do.
 MEASURE_S = 6.0
 
 
-def measure(call: Callable[[Frame], Any], given: List[Frame], count: int) -> Dict[str, float]:
+def measure_frames(call: Callable[[Frame], Any], given: List[Frame], count: int) -> Dict[str, float]:
     """The spread of the durations of ``count`` frames, or of as many as fit."""
     seconds: List[float] = []
     for number in range(count):
         frame = given[number % len(given)]
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         call(frame)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
         if sum(seconds) > MEASURE_S:
             break
-    return spread(seconds)
+    return spread_ms(seconds)
 
 
-def kernels(call: Callable[[Frame], Any], given: List[Frame]) -> Dict[str, Any]:
+def profile_kernels(call: Callable[[Frame], Any], given: List[Frame]) -> Dict[str, Any]:
     """Microseconds of kernels and of copies of a frame, and the number of kernels, by torch's profiler."""
     from torch.autograd import DeviceType  # type: ignore[attr-defined]
     from torch.profiler import ProfilerActivity, profile
@@ -62,7 +62,7 @@ def kernels(call: Callable[[Frame], Any], given: List[Frame]) -> Dict[str, Any]:
 
 
 @torch.inference_mode()
-def graphed(network: Any, given: List[Frame], frames: int, eager: Callable[[Frame], Any]) -> Dict[str, Any]:
+def measure_graphed(network: Any, given: List[Frame], frames: int, eager: Callable[[Frame], Any]) -> Dict[str, Any]:
     """Times of pinned copies and one graph: what a frame can take in one process."""
     fixed = [each.to("cuda") for each in given[0]]
     pinned = [each.pin_memory() for each in given[0]]
@@ -78,42 +78,42 @@ def graphed(network: Any, given: List[Frame], frames: int, eager: Callable[[Fram
 
     def run(frame: Frame) -> Any:
         with torch.cuda.stream(stream):
-            for one, locked, there in zip(frame, pinned, fixed):
+            for one, locked, static in zip(frame, pinned, fixed):
                 locked.copy_(one)
-                there.copy_(locked, non_blocking=True)
+                static.copy_(locked, non_blocking=True)
             graph.replay()
-            for one, there in zip(back, results):
-                one.copy_(there, non_blocking=True)
+            for one, static in zip(back, results):
+                one.copy_(static, non_blocking=True)
         stream.synchronize()
         return back
 
     for frame in given[:4]:
         run(frame)
     equal = all(torch.equal(a, b) for frame in given for a, b in zip(run(frame), eager(frame)))
-    return {"graph": measure(run, given, frames), "graph_equal": equal, "graph_gpu": kernels(run, given)}
+    return {"graph": measure_frames(run, given, frames), "graph_equal": equal, "graph_gpu": profile_kernels(run, given)}
 
 
 def of_network(name: str, frames: int, device: str, power: Power) -> Dict[str, Any]:
     """Facts of a network; parts that fail are facts."""
     facts: Dict[str, Any] = {}
-    network, given = build(name).to(device), inputs(name, 8)
+    network, given = build_network(name).to(device), make_inputs(name, 8)
 
     @torch.inference_mode()
-    def eager(frame: Frame) -> Any:
+    def run_eager(frame: Frame) -> Any:
         return [one.cpu() for one in outputs_of(network(*[each.to(device) for each in frame]))]
 
     for frame in given[:4]:
-        eager(frame)
-    joules, began = power.joules(), time.perf_counter()
-    facts["eager"] = measure(eager, given, frames)
-    joules = power.joules() - joules
+        run_eager(frame)
+    joules, started_at = power.read_joules(), time.perf_counter()
+    facts["eager"] = measure_frames(run_eager, given, frames)
+    joules = power.read_joules() - joules
     if not math.isnan(joules):
-        facts.update(eager_J=joules / facts["eager"]["n"], eager_W=joules / (time.perf_counter() - began))
+        facts.update(eager_J=joules / facts["eager"]["n"], eager_W=joules / (time.perf_counter() - started_at))
     if device == "cuda":
         parts: Tuple[Tuple[str, Callable[[], Dict[str, Any]]], ...] = (
-            ("eager_gpu", lambda: {"eager_gpu": kernels(eager, given)}),
+            ("eager_gpu", lambda: {"eager_gpu": profile_kernels(run_eager, given)}),
             # last: a capture that fails may leave the context unusable
-            ("graph", lambda: graphed(network, given, frames, eager)),
+            ("graph", lambda: measure_graphed(network, given, frames, run_eager)),
         )
         for part, call in parts:
             try:

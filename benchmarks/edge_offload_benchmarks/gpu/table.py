@@ -60,14 +60,14 @@ def entry_of(name: str) -> Entry:
     name, colon, most = name.partition(":")
     if colon:
         entry = entry_of(name)
-        return replace(entry, seconds=min(entry.seconds, float(most)), parts=members(name))
+        return replace(entry, seconds=min(entry.seconds, float(most)), parts=list_members(name))
     if "+" not in name:
         return PHASES[name]
-    parts = tuple(part for one in name.split("+") for part in members(one))
+    parts = tuple(part for one in name.split("+") for part in list_members(one))
     seconds, tiny_s = (max(getattr(PHASES[part], field) for part in parts) for field in ("seconds", "tiny_s"))
     return Entry(seconds, tiny_s, "at once", parts)
 
 
-def members(name: str) -> Tuple[str, ...]:
+def list_members(name: str) -> Tuple[str, ...]:
     """The phases that have files: a phase's parts, or itself."""
     return entry_of(name).parts or (name,)

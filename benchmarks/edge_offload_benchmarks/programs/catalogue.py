@@ -22,8 +22,8 @@ class Environment:
     requirements: Tuple[str, ...]
 
     @property
-    def apart(self) -> bool:
-        """Whether it has a torch of its own."""
+    def isolated(self) -> bool:
+        """True if the environment has a torch of its own."""
         return any(item.startswith("torch==") for item in self.requirements)
 
 
@@ -73,37 +73,39 @@ class Program:
     environment: str
 
 
-_found: Dict[str, Program] = {}
+_programs: Dict[str, Program] = {}
 
 
-def program(name: str, varies: bool = False, quick: bool = False, environment: str = MAIN) -> Callable[[Any], Any]:
+def add_program(name: str, varies: bool = False, quick: bool = False, environment: str = MAIN) -> Callable[[Any], Any]:
     """Decorator: a function from a device's name to an :data:`Infer` is a program."""
 
     def note(make: Callable[[str], Infer]) -> Callable[[str], Infer]:
-        _found[name] = Program(name, make, varies, quick, environment)
+        _programs[name] = Program(name, make, varies, quick, environment)
         return make
 
     return note
 
 
-def catalogue() -> Dict[str, Program]:
+def load_catalogue() -> Dict[str, Program]:
     """All programs by name. Their packages are imported when one is made."""
     for field in FIELDS:
         importlib.import_module(f"edge_offload_benchmarks.programs.{field}")
-    return dict(_found)
+    return dict(_programs)
 
 
-def chosen(only: Sequence[str], environment: str) -> Tuple[str, ...]:
+def choose_programs(only: Sequence[str], environment: str) -> Tuple[str, ...]:
     """Names of an environment's programs that begin with one of ``only`` (all, if there are none), in order."""
     return tuple(
         name
-        for name, item in catalogue().items()
+        for name, item in load_catalogue().items()
         if item.environment == environment and (not only or any(name.startswith(start) for start in only))
     )
 
 
-def packages(names: Iterable[str]) -> Dict[str, List[str]]:
-    """What programs need, by environment; those that are not in the catalogue any more count for the first."""
-    known = catalogue()
-    wanted = {known[name].environment if name in known else MAIN for name in names}
-    return {name: list(found.requirements) for name, found in ENVIRONMENTS.items() if name in wanted}
+def list_packages(names: Iterable[str]) -> Dict[str, List[str]]:
+    """List the packages of programs by environment; unlisted programs count for the first."""
+    programs = load_catalogue()
+    needed = {programs[name].environment if name in programs else MAIN for name in names}
+    return {
+        name: list(requirements_of.requirements) for name, requirements_of in ENVIRONMENTS.items() if name in needed
+    }

@@ -20,10 +20,10 @@ from typing import Any, Iterator
 import torch
 
 from edge_offload.ir.torchvision_package import torchvision_package
-from edge_offload_benchmarks.programs.catalogue import catalogue
+from edge_offload_benchmarks.programs.catalogue import load_catalogue
 
 REFERENCE = "EDGE_OFFLOAD_BENCH_REFERENCE"
-LEARNT = 7
+LEARNED = 7
 """Inference after which mode split gets :data:`PATIENCE_S` to have recorded what it has seen, and to have plans."""
 PATIENCE_S = 30.0
 
@@ -34,36 +34,41 @@ def main() -> int:
     torch.set_num_threads(1)
     if os.environ.get(REFERENCE):
         from edge_offload.execute import devices
-        from edge_offload_research.device.conformance.reference import settle
+        from edge_offload_research.device.conformance.reference import set_reference_flags
 
-        settle(devices.pick_device("cuda"))
-    out, kept = sys.stdout, []
+        set_reference_flags(devices.pick_device("cuda"))
+    out, results = sys.stdout, []
     with contextlib.redirect_stdout(sys.stderr):
         torchvision_package()  # many import it, and fail where its wheel does not fit torch
-        infer = catalogue()[name].make(device)
-        asked = (json.loads(line)["number"] for line in sys.stdin)
-        for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else asked:
-            trips, learning_s, began, busy = _trips(), _learning_s(), time.perf_counter(), time.process_time()
-            found = list(_tensors(infer(number)))
+        infer = load_catalogue()[name].make(device)
+        numbers = (json.loads(line)["number"] for line in sys.stdin)
+        for number in range(int(sys.argv[3])) if len(sys.argv) > 3 else numbers:
+            trips, learning_s, started_at, busy = (
+                _count_trips(),
+                _learning_s(),
+                time.perf_counter(),
+                time.process_time(),
+            )
+            tensors = list(_tensors(infer(number)))
             line = {
-                "seconds": time.perf_counter() - began,
+                "seconds": time.perf_counter() - started_at,
                 "busy_s": time.process_time() - busy,
-                "trips": _trips() - trips,
+                "trips": _count_trips() - trips,
                 "learning_s": _learning_s() - learning_s,
-                "digest": _digest(found),
+                "digest": _digest_of(tensors),
             }
             print(json.dumps(line), file=out, flush=True)
             if len(sys.argv) > 3:
-                kept.append(found)
-                if number == LEARNT:
+                results.append(tensors)
+                if number == LEARNED:
                     _wait_for_split()
     if len(sys.argv) > 3:
-        torch.save(kept, sys.argv[4])
+        torch.save(results, sys.argv[4])
     return 0
 
 
 def _wait_for_split() -> None:
-    installed = _installed()
+    installed = _current_device()
     strategy = getattr(getattr(installed, "recorder", None), "strategy", None)
     state = getattr(strategy, "state", None)
     until = time.monotonic() + PATIENCE_S
@@ -71,34 +76,34 @@ def _wait_for_split() -> None:
         time.sleep(0.1)
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
     else:
-        for item in found:
+        for item in result:
             yield from _tensors(item)
 
 
-def _digest(found: Any) -> str:
-    """Of dtype, sizes and bytes of all results."""
+def _digest_of(tensors: Any) -> str:
+    """Return the digest of dtype, sizes and bytes of all results."""
     digest = hashlib.sha256()
-    for tensor in found:
+    for tensor in tensors:
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:32]
 
 
-def _trips() -> int:
-    installed = _installed()
+def _count_trips() -> int:
+    installed = _current_device()
     return int(installed.recorder.counters.round_trips) if installed is not None else 0
 
 
 def _learning_s() -> float:
-    installed = _installed()
+    installed = _current_device()
     return float(installed.recorder.learning_s) if installed is not None else 0.0
 
 
-def _installed() -> Any:
+def _current_device() -> Any:
     module = sys.modules.get("edge_offload.device.installation")
     return module.current_installation() if module is not None else None
 

@@ -26,12 +26,12 @@ class Run:
     Attributes:
         lines: what the child printed, a line an inference.
         problem: why it ended early; empty if it did not.
-        said: lines of its standard error.
+        stderr: lines of its standard error.
     """
 
     lines: List[Dict[str, Any]]
     problem: str = ""
-    said: Sequence[str] = ()
+    stderr: Sequence[str] = ()
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> Run:
@@ -49,30 +49,30 @@ def run_program(command: Sequence[str], environment: Mapping[str, str], timeout_
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
-        return Run(_lines(out), f"hangs: not over after {timeout_s:.0f} s")
+        return Run(_parse_lines(out), f"hangs: not over after {timeout_s:.0f} s")
     if process.returncode:
-        said = [line for line in err.strip().splitlines() if line.strip()]
-        return Run(_lines(out), said[-1][:300] if said else f"exit code {process.returncode}", said)
-    return Run(_lines(out), said=err.splitlines())
+        lines = [line for line in err.strip().splitlines() if line.strip()]
+        return Run(_parse_lines(out), lines[-1][:300] if lines else f"exit code {process.returncode}", lines)
+    return Run(_parse_lines(out), stderr=err.splitlines())
 
 
-def _lines(out: str) -> List[Dict[str, Any]]:
+def _parse_lines(out: str) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def verdict(reference: Run, run: Run, steps: int, off: Optional[float] = None) -> Dict[str, Any]:
-    """What a run was, held against mode local: passed, refused (with the reason), wrong, hangs or failed.
+def judge_run(reference: Run, run: Run, steps: int, off: Optional[float] = None) -> Dict[str, Any]:
+    """Judge a run against mode local: passed, refused (with the reason), wrong, hangs or failed.
 
     Args:
         reference: mode local.
         run: another one.
         steps: inferences that were to be made.
-        off: :func:`error` of results that need not have the same bits.
+        off: :func:`largest_error` of results that need not have the same bits.
     """
     equal = sum(a["digest"] == b["digest"] for a, b in zip(reference.lines, run.lines))
     trips = [line["trips"] for line in run.lines]
     steady = trips[STEADY:]
-    found = {
+    row = {
         "inferences": len(run.lines),
         "equal": equal,
         "first_trips": trips[0] if trips else None,
@@ -83,17 +83,17 @@ def verdict(reference: Run, run: Run, steps: int, off: Optional[float] = None) -
         "reason": run.problem,
     }
     if off is not None:
-        found["off"] = off
+        row["off"] = off
     if equal < len(run.lines) and (off is None or off > ROUNDING):
-        found["verdict"] = "wrong"
+        row["verdict"] = "wrong"
     elif run.problem:
-        found["verdict"] = "hangs" if run.problem.startswith("hangs") else _refused(run.problem)
+        row["verdict"] = "hangs" if run.problem.startswith("hangs") else _is_refusal(run.problem)
     else:
-        found["verdict"] = "passed" if len(run.lines) == steps else "failed"
-    return found
+        row["verdict"] = "passed" if len(run.lines) == steps else "failed"
+    return row
 
 
-def error(plain: pathlib.Path, other: pathlib.Path) -> Optional[float]:
+def largest_error(plain: pathlib.Path, other: pathlib.Path) -> Optional[float]:
     """The largest difference of two files of results, as a share of the largest value; None where one is missing.
 
     Integers and truth values that differ count as 1.
@@ -111,7 +111,7 @@ def error(plain: pathlib.Path, other: pathlib.Path) -> Optional[float]:
     return worst
 
 
-def _refused(reason: str) -> str:
+def _is_refusal(reason: str) -> str:
     """A refusal is one line of ours that names what is not supported and what to do."""
     return "refused" if "->" in reason or "is not supported" in reason or "edge_offload" in reason else "failed"
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from edge_offload_benchmarks.programs.catalogue import Infer, program
-from edge_offload_benchmarks.programs.inputs import noise, ready
+from edge_offload_benchmarks.programs.catalogue import Infer, add_program
+from edge_offload_benchmarks.programs.inputs import draw_noise, prepare_module
 
 
-def _unet(device: str) -> Any:
+def _build_unet(device: str) -> Any:
     from diffusers import UNet2DModel
 
     torch.manual_seed(0)
-    return ready(
+    return prepare_module(
         UNet2DModel(
             sample_size=16,
             in_channels=3,
@@ -29,28 +29,28 @@ def _unet(device: str) -> Any:
     )
 
 
-@program("diffusers/unet")
-def _once(device: str) -> Infer:
-    network = _unet(device)
+@add_program("diffusers/unet")
+def _make_once(device: str) -> Infer:
+    network = _build_unet(device)
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            return network(noise(number, 1, 3, 16, 16).to(device), 10).sample.cpu()
+            return network(draw_noise(number, 1, 3, 16, 16).to(device), 10).sample.cpu()
 
     return infer
 
 
-def _loop(name: str, scheduler: str) -> None:
-    @program(f"diffusers/{name}", varies=True)
+def _add_loop(name: str, scheduler: str) -> None:
+    @add_program(f"diffusers/{name}", varies=True)
     def make(device: str) -> Infer:
         import diffusers
 
-        network = _unet(device)
+        network = _build_unet(device)
 
         def infer(number: int) -> Any:
             steps = getattr(diffusers, scheduler)()
             steps.set_timesteps(4, device=device)
-            image = (noise(number, 1, 3, 16, 16) - 0.5).to(device) * steps.init_noise_sigma
+            image = (draw_noise(number, 1, 3, 16, 16) - 0.5).to(device) * steps.init_noise_sigma
             draw = torch.Generator().manual_seed(number)
             with torch.no_grad():
                 for moment in steps.timesteps:
@@ -62,18 +62,18 @@ def _loop(name: str, scheduler: str) -> None:
         return infer
 
 
-_loop("ddpm_4_steps", "DDPMScheduler")
-_loop("ddim_4_steps", "DDIMScheduler")
-_loop("euler_ancestral_4_steps", "EulerAncestralDiscreteScheduler")
-_loop("dpm_solver_4_steps", "DPMSolverMultistepScheduler")
+_add_loop("ddpm_4_steps", "DDPMScheduler")
+_add_loop("ddim_4_steps", "DDIMScheduler")
+_add_loop("euler_ancestral_4_steps", "EulerAncestralDiscreteScheduler")
+_add_loop("dpm_solver_4_steps", "DPMSolverMultistepScheduler")
 
 
-@program("diffusers/autoencoder_kl")
-def _vae(device: str) -> Infer:
+@add_program("diffusers/autoencoder_kl")
+def _make_vae(device: str) -> Infer:
     from diffusers import AutoencoderKL
 
     torch.manual_seed(0)
-    network = ready(
+    network = prepare_module(
         AutoencoderKL(
             block_out_channels=(16, 32),
             norm_num_groups=4,
@@ -86,7 +86,7 @@ def _vae(device: str) -> Infer:
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            hidden = network.encode(noise(number, 1, 3, 32, 32).to(device)).latent_dist.mode()
+            hidden = network.encode(draw_noise(number, 1, 3, 32, 32).to(device)).latent_dist.mode()
             return network.decode(hidden).sample.cpu()
 
     return infer

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 
-def noise(number: int, *shape: int) -> torch.Tensor:
+def draw_noise(number: int, *shape: int) -> torch.Tensor:
     """Uniform numbers in [0, 1), float32, for inference ``number``."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(1000 + number))
 
 
-def tokens(number: int, length: int, vocabulary: int, rows: int = 1) -> torch.Tensor:
+def draw_tokens(number: int, length: int, vocabulary: int, rows: int = 1) -> torch.Tensor:
     """Token ids [rows, length], int64."""
     return torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(2000 + number))
 
@@ -23,6 +23,6 @@ def length_of(number: int, lengths: Any = (7, 12, 9, 17)) -> int:
     return int(lengths[number % len(lengths)])
 
 
-def ready(module: nn.Module, device: str) -> Any:
-    """In evaluation mode, on the device."""
+def prepare_module(module: nn.Module, device: str) -> Any:
+    """Return the module in evaluation mode on the device."""
     return module.eval().to(device)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_flatten, tree_map
 
 from edge_offload.ir.torchvision_package import torchvision_package
-from edge_offload_benchmarks.programs.catalogue import catalogue
+from edge_offload_benchmarks.programs.catalogue import load_catalogue
 
 
 class BothSides(TorchFunctionMode):
@@ -44,33 +44,33 @@ class BothSides(TorchFunctionMode):
         given = [item for item in tree_flatten((list(args), kwargs))[0] if _on_device(item)]
         if not given or name.rsplit(".", 1)[-1] in ("__get__", "__set__", "cpu", "to", "item", "tolist"):
             return function(*args, **kwargs)
-        twins = tree_map(self._twin, (list(args), kwargs))
-        found = function(*args, **kwargs)
-        expected = function(*twins[0], **{**twins[1], **_here(twins[1])})
-        for mine, theirs in zip(_tensors(found), _tensors(expected)):
+        twins = tree_map(self._twin_of, (list(args), kwargs))
+        result = function(*args, **kwargs)
+        expected = function(*twins[0], **{**twins[1], **_on_cpu(twins[1])})
+        for mine, theirs in zip(_tensors(result), _tensors(expected)):
             if _on_device(mine) and mine.shape == theirs.shape:
-                self._compare(name, mine, theirs)
-        return found
+                self._compare_twins(name, mine, theirs)
+        return result
 
-    def _twin(self, item: Any) -> Any:
+    def _twin_of(self, item: Any) -> Any:
         if not _on_device(item):
             return item
         if id(item) not in self._twins:
-            self._keep(item, item.detach().cpu())
+            self._store_twin(item, item.detach().cpu())
         return self._twins[id(item)]
 
-    def _keep(self, item: torch.Tensor, twin: torch.Tensor) -> None:
+    def _store_twin(self, item: torch.Tensor, twin: torch.Tensor) -> None:
         self._twins[id(item)] = twin
         weakref.finalize(item, self._twins.pop, id(item), None)
 
-    def _compare(self, name: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+    def _compare_twins(self, name: str, mine: torch.Tensor, theirs: torch.Tensor) -> None:
         self.calls += 1
-        here = mine.detach().cpu()
-        if not torch.equal(here, theirs):
-            self.worst[name] = max(_off(here, theirs), self.worst.get(name, 0.0))
-            theirs.detach().copy_(here)
+        observed = mine.detach().cpu()
+        if not torch.equal(observed, theirs):
+            self.worst[name] = max(_relative_error(observed, theirs), self.worst.get(name, 0.0))
+            theirs.detach().copy_(observed)
         if id(mine) not in self._twins:
-            self._keep(mine, theirs)
+            self._store_twin(mine, theirs)
 
 
 class Rounded(TorchFunctionMode):
@@ -84,31 +84,31 @@ class Rounded(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """One call."""
-        found = function(*args, **(kwargs or {}))
+        result = function(*args, **(kwargs or {}))
         if not (resolve_name(function) or "").rsplit(".", 1)[-1].startswith("conv"):
-            return found
-        up = torch.rand(found.shape, generator=self._chance) < 0.5
-        return torch.nextafter(found, torch.where(up, torch.inf, -torch.inf))
+            return result
+        up = torch.rand(result.shape, generator=self._chance) < 0.5
+        return torch.nextafter(result, torch.where(up, torch.inf, -torch.inf))
 
 
-def grown(make: Callable[[str], Callable[[int], Any]], count: int) -> float:
+def measure_growth(make: Callable[[str], Callable[[int], Any]], count: int) -> float:
     """The largest change of a result by :class:`Rounded`, as a share of the largest value."""
     plain, rounded, most = make("cpu"), make("cpu"), 0.0
     for number in range(count):
         expected = list(_tensors(plain(number)))
         with Rounded():
-            found = list(_tensors(rounded(number)))
-        for mine, theirs in zip(found, expected):
+            results = list(_tensors(rounded(number)))
+        for mine, theirs in zip(results, expected):
             if mine.shape == theirs.shape and theirs.is_floating_point():
-                most = max(most, _off(mine, theirs))
+                most = max(most, _relative_error(mine, theirs))
     return most
 
 
-def _off(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+def _relative_error(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((mine.double() - theirs.double()).abs().max()) / max(float(theirs.abs().max()), 1e-30)
 
 
-def _here(kwargs: Mapping[str, Any]) -> Dict[str, Any]:
+def _on_cpu(kwargs: Mapping[str, Any]) -> Dict[str, Any]:
     return {"device": "cpu"} if kwargs.get("device") is not None else {}
 
 
@@ -116,20 +116,20 @@ def _on_device(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.device.type == "cuda"
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    return (item for item in tree_flatten(found)[0] if isinstance(item, torch.Tensor))
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    return (item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor))
 
 
 def main() -> int:
     """Run it."""
     torch.set_num_threads(1)
     torchvision_package()
-    make, count = catalogue()[sys.argv[1]].make, int(sys.argv[2])
+    make, count = load_catalogue()[sys.argv[1]].make, int(sys.argv[2])
     infer = make("cuda")
     with BothSides() as sides:
         for number in range(count):
             infer(number)
-    print(json.dumps({"calls": sides.calls, "worst": sides.worst, "grown": grown(make, count)}))
+    print(json.dumps({"calls": sides.calls, "worst": sides.worst, "grown": measure_growth(make, count)}))
     return 0
 
 

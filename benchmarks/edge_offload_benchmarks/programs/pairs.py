@@ -18,7 +18,7 @@ from edge_offload_benchmarks.processes import Process, edge_offload
 LESSONS, MORE = 15, 9
 
 
-def measure(
+def measure_pairs(
     program: Sequence[str],
     modes: Tuple[str, str],
     session: Sequence[str],
@@ -37,7 +37,7 @@ def measure(
         timeout_s: longest wait for one (seconds).
 
     Returns:
-        See :func:`compare`; ``problem`` with what went wrong instead, if anything did.
+        See :func:`compare_runs`; ``problem`` with what went wrong instead, if anything did.
     """
     runs: List[List[Dict[str, Any]]] = [[], []]
     robots = [
@@ -45,25 +45,25 @@ def measure(
         for mode in modes
     ]
     try:
-        for turn, number in enumerate((*_lessons(), *range(LESSONS + MORE, LESSONS + MORE + pairs))):
+        for turn, number in enumerate((*_order_lessons(), *range(LESSONS + MORE, LESSONS + MORE + pairs))):
             for which in (0, 1) if turn % 2 else (1, 0):
-                runs[which].append(robots[which].ask({"number": number}, timeout_s))
+                runs[which].append(robots[which].request_answer({"number": number}, timeout_s))
     except RemoteError as error:
         last = [line for line in str(error).splitlines() if line.strip()]
         return {"problem": last[-1][:300]}
     finally:
         for robot in robots:
             robot.end(10.0) if robot.alive else robot.stop()
-    return compare(modes, runs)
+    return compare_runs(modes, runs)
 
 
-def _lessons() -> List[int]:
+def _order_lessons() -> List[int]:
     """Inputs of four lengths come in turn; the fourth is left out of the first lessons and comes alone after them."""
     three = [number for number in range(2 * LESSONS) if number % 4 != 3][:LESSONS]
     return [*three, 3, *range(LESSONS + 1, LESSONS + MORE)]
 
 
-def compare(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]]) -> Dict[str, Any]:
+def compare_runs(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]]) -> Dict[str, Any]:
     """Times and round trips of two runs of the same inferences.
 
     Returns:
@@ -74,29 +74,29 @@ def compare(modes: Tuple[str, str], runs: Sequence[Sequence[Mapping[str, Any]]])
         of all wall time.
     """
     steady = [run[LESSONS + MORE :] for run in runs]
-    own, other = (np.array([line["seconds"] for line in run]) for run in steady)
-    drawn = np.random.default_rng(0).integers(0, len(own), (2000, len(own)))
-    ratios = np.median(own[drawn], axis=1) / np.median(other[drawn], axis=1)
+    mode_s, other = (np.array([line["seconds"] for line in run]) for run in steady)
+    drawn = np.random.default_rng(0).integers(0, len(mode_s), (2000, len(mode_s)))
+    ratios = np.median(mode_s[drawn], axis=1) / np.median(other[drawn], axis=1)
     low, high = np.quantile(ratios, (0.025, 0.975))
     learning = [line["learning_s"] for line in steady[0]]
-    found: Dict[str, Any] = {
+    record: Dict[str, Any] = {
         "inferences": len(runs[0]),
         "equal": sum(a["digest"] == b["digest"] for a, b in zip(*runs)),
-        "pairs": len(own),
-        "ratio": float(np.median(own) / np.median(other)),
+        "pairs": len(mode_s),
+        "ratio": float(np.median(mode_s) / np.median(other)),
         "low": float(low),
         "high": float(high),
         "learning_s": max(learning),
-        "learning_share": sum(learning) / float(own.sum()),
+        "learning_share": sum(learning) / float(mode_s.sum()),
         "load": os.getloadavg()[0],
         "modes": {},
     }
     for mode, run, measured in zip(modes, runs, steady):
-        found["modes"][mode] = {
+        record["modes"][mode] = {
             "first_trips": run[0]["trips"],
             "new_trips": run[LESSONS]["trips"],
             "steady_trips": statistics.median(line["trips"] for line in measured),
             "median_s": statistics.median(line["seconds"] for line in measured),
             "busy_s": statistics.median(line["busy_s"] for line in measured),
         }
-    return found
+    return record

@@ -7,12 +7,12 @@ from typing import Any, Callable
 import torch
 from torch import nn
 
-from edge_offload_benchmarks.programs.catalogue import Infer, program
-from edge_offload_benchmarks.programs.inputs import noise, ready
+from edge_offload_benchmarks.programs.catalogue import Infer, add_program
+from edge_offload_benchmarks.programs.inputs import draw_noise, prepare_module
 
 
-def _policy(algorithm: str, pictures: bool) -> None:
-    @program(f"stable_baselines3/{algorithm.lower()}{'_cnn' if pictures else ''}")
+def _add_policy(algorithm: str, pictures: bool) -> None:
+    @add_program(f"stable_baselines3/{algorithm.lower()}{'_cnn' if pictures else ''}")
     def make(device: str) -> Infer:
         import gymnasium
         import numpy as np
@@ -39,7 +39,7 @@ def _policy(algorithm: str, pictures: bool) -> None:
         model = getattr(stable_baselines3, algorithm)(kind, Still(), seed=0, device=device, **options)
 
         def infer(number: int) -> Any:
-            drawn = noise(number, *shape).numpy()
+            drawn = draw_noise(number, *shape).numpy()
             return torch.from_numpy(
                 model.predict((255 * drawn).astype("uint8") if pictures else drawn, deterministic=True)[0]
             )
@@ -47,45 +47,45 @@ def _policy(algorithm: str, pictures: bool) -> None:
         return infer
 
 
-_policy("PPO", False)
-_policy("PPO", True)
-_policy("SAC", False)
-_policy("TD3", False)
-_policy("A2C", False)
+_add_policy("PPO", False)
+_add_policy("PPO", True)
+_add_policy("SAC", False)
+_add_policy("TD3", False)
+_add_policy("A2C", False)
 
 
-@program("plain/lstm_policy", quick=True)
-def _recurrent(device: str) -> Infer:
+@add_program("plain/lstm_policy", quick=True)
+def _make_recurrent(device: str) -> Infer:
     """State stays on the device from step to step."""
     torch.manual_seed(0)
-    cell = ready(nn.LSTMCell(8, 32), device)
-    head = ready(nn.Linear(32, 2), device)
+    cell = prepare_module(nn.LSTMCell(8, 32), device)
+    head = prepare_module(nn.Linear(32, 2), device)
     state = {"hidden": torch.zeros(1, 32, device=device), "cell": torch.zeros(1, 32, device=device)}
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            state["hidden"], state["cell"] = cell(noise(number, 1, 8).to(device), (state["hidden"], state["cell"]))
+            state["hidden"], state["cell"] = cell(draw_noise(number, 1, 8).to(device), (state["hidden"], state["cell"]))
             return head(state["hidden"]).tanh().cpu()
 
     return infer
 
 
-@program("plain/sampled_policy", quick=True)
-def _sampled(device: str) -> Infer:
+@add_program("plain/sampled_policy", quick=True)
+def _make_sampled(device: str) -> Infer:
     """An action that is drawn, and its probability."""
     torch.manual_seed(0)
-    network = ready(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), device)
+    network = prepare_module(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), device)
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            chances = torch.distributions.Categorical(logits=network(noise(number, 1, 8).to(device)))
+            chances = torch.distributions.Categorical(logits=network(draw_noise(number, 1, 8).to(device)))
             action = chances.probs.argmax(-1)
             return [action.cpu(), chances.log_prob(action).cpu(), chances.entropy().cpu()]
 
     return infer
 
 
-def _chunks(name: str, make: Callable[..., Any], each: int, draws: bool = False, **options: Any) -> None:
+def _add_chunks(name: str, make: Callable[..., Any], each: int, draws: bool = False, **options: Any) -> None:
     """A policy that computes several actions at a time, from a camera and joints; an inference is one control step.
 
     Args:
@@ -96,8 +96,8 @@ def _chunks(name: str, make: Callable[..., Any], each: int, draws: bool = False,
         options: of its configuration, besides.
     """
 
-    @program(f"lerobot/{name}", varies=each > 1, environment="lerobot")
-    def built(device: str) -> Infer:
+    @add_program(f"lerobot/{name}", varies=each > 1, environment="lerobot")
+    def make_policy(device: str) -> Infer:
         from lerobot.configs.types import FeatureType, PolicyFeature
 
         seen = {
@@ -107,18 +107,18 @@ def _chunks(name: str, make: Callable[..., Any], each: int, draws: bool = False,
         done = {"action": PolicyFeature(FeatureType.ACTION, (6,))}
         torch.manual_seed(0)
         made = make(input_features=seen, output_features=done, device=device, n_action_steps=each, **options)
-        policy = ready(made, device)
+        policy = prepare_module(made, device)
 
         def infer(number: int) -> Any:
             if draws:
                 torch.manual_seed(number)
-            batch = {name: noise(number, 1, *feature.shape).to(device) for name, feature in seen.items()}
+            batch = {name: draw_noise(number, 1, *feature.shape).to(device) for name, feature in seen.items()}
             return policy.select_action(batch).cpu()
 
         return infer
 
 
-def _act(**options: Any) -> Any:
+def _build_act(**options: Any) -> Any:
     from lerobot.policies.act.configuration_act import ACTConfig
     from lerobot.policies.act.modeling_act import ACTPolicy
 
@@ -126,7 +126,7 @@ def _act(**options: Any) -> Any:
     return ACTPolicy(ACTConfig(chunk_size=8, pretrained_backbone_weights=None, **sizes, **options))
 
 
-def _diffusion(**options: Any) -> Any:
+def _build_diffusion(**options: Any) -> Any:
     from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
     from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 
@@ -134,7 +134,7 @@ def _diffusion(**options: Any) -> Any:
     return DiffusionPolicy(DiffusionConfig(horizon=8, num_inference_steps=4, **sizes, **options))
 
 
-_chunks("act", _act, 4)
-_chunks("act_ensembled", _act, 1, temporal_ensemble_coeff=0.01)
-_chunks("diffusion", _diffusion, 4, draws=True)
-_chunks("diffusion_every_step", _diffusion, 1, draws=True)
+_add_chunks("act", _build_act, 4)
+_add_chunks("act_ensembled", _build_act, 1, temporal_ensemble_coeff=0.01)
+_add_chunks("diffusion", _build_diffusion, 4, draws=True)
+_add_chunks("diffusion_every_step", _build_diffusion, 1, draws=True)

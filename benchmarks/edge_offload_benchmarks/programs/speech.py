@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from edge_offload_benchmarks.programs.catalogue import Infer, program
-from edge_offload_benchmarks.programs.inputs import length_of, noise, ready, tokens
+from edge_offload_benchmarks.programs.catalogue import Infer, add_program
+from edge_offload_benchmarks.programs.inputs import draw_noise, draw_tokens, length_of, prepare_module
 
 
-def _wave(name: str, varies: bool) -> None:
-    @program(f"transformers/{name}{'_lengths' if varies else ''}", varies=varies)
+def _add_wave(name: str, varies: bool) -> None:
+    @add_program(f"transformers/{name}{'_lengths' if varies else ''}", varies=varies)
     def make(device: str) -> Infer:
         import transformers as t
 
@@ -29,27 +29,27 @@ def _wave(name: str, varies: bool) -> None:
             "num_conv_pos_embedding_groups": 4,
         }
         config, model = (t.Wav2Vec2Config, t.Wav2Vec2ForCTC) if name == "wav2vec2" else (t.HubertConfig, t.HubertModel)
-        network = ready(model(config(**sizes)), device)
+        network = prepare_module(model(config(**sizes)), device)
 
         def infer(number: int) -> Any:
             samples = 800 + (160 * length_of(number) if varies else 0)
             with torch.no_grad():
-                return network(noise(number, 1, samples).to(device))[0].cpu()
+                return network(draw_noise(number, 1, samples).to(device))[0].cpu()
 
         return infer
 
 
-_wave("wav2vec2", False)
-_wave("wav2vec2", True)
-_wave("hubert", True)
+_add_wave("wav2vec2", False)
+_add_wave("wav2vec2", True)
+_add_wave("hubert", True)
 
 
-@program("transformers/whisper_generate", varies=True)
-def _whisper(device: str) -> Infer:
+@add_program("transformers/whisper_generate", varies=True)
+def _make_whisper(device: str) -> Infer:
     import transformers as t
 
     torch.manual_seed(0)
-    network = ready(
+    network = prepare_module(
         t.WhisperForConditionalGeneration(
             t.WhisperConfig(
                 d_model=64,
@@ -75,14 +75,14 @@ def _whisper(device: str) -> Infer:
     )
 
     def infer(number: int) -> Any:
-        features = noise(number, 1, 16, 100).to(device)
+        features = draw_noise(number, 1, 16, 100).to(device)
         with torch.no_grad():
             return network.generate(features, max_new_tokens=6, do_sample=False, return_timestamps=False).cpu()
 
     return infer
 
 
-def _model(device: str) -> Any:
+def _build_model(device: str) -> Any:
     import whisper
 
     torch.manual_seed(0)
@@ -100,28 +100,28 @@ def _model(device: str) -> Any:
     )
     network = whisper.model.Whisper(dims)
     torch.nn.init.normal_(network.decoder.positional_embedding, std=0.1)  # the package leaves it as memory was
-    return ready(network, device)
+    return prepare_module(network, device)
 
 
-@program("whisper/encoder")
-def _encoder(device: str) -> Infer:
-    network = _model(device)
+@add_program("whisper/encoder")
+def _make_encoder(device: str) -> Infer:
+    network = _build_model(device)
 
     def infer(number: int) -> Any:
         with torch.no_grad():
-            return network.encoder(noise(number, 1, 80, 100).to(device)).cpu()
+            return network.encoder(draw_noise(number, 1, 80, 100).to(device)).cpu()
 
     return infer
 
 
-@program("whisper/greedy_loop", varies=True)
-def _greedy(device: str) -> Infer:
-    network = _model(device)
+@add_program("whisper/greedy_loop", varies=True)
+def _make_greedy(device: str) -> Infer:
+    network = _build_model(device)
 
     def infer(number: int) -> Any:
-        ids = tokens(number, 3, 200).to(device)
+        ids = draw_tokens(number, 3, 200).to(device)
         with torch.no_grad():
-            audio = network.encoder(noise(number, 1, 80, 100).to(device))
+            audio = network.encoder(draw_noise(number, 1, 80, 100).to(device))
             for _ in range(6):
                 logits = network.decoder(ids, audio)
                 ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
@@ -130,8 +130,8 @@ def _greedy(device: str) -> Infer:
     return infer
 
 
-@program("silero_vad/stream")
-def _vad(device: str) -> Infer:
+@add_program("silero_vad/stream")
+def _make_vad(device: str) -> Infer:
     """Weights come with the package; the state of the stream stays on the device."""
     from silero_vad import load_silero_vad
 
@@ -141,6 +141,6 @@ def _vad(device: str) -> Infer:
         if number % 16 == 0:
             network.reset_states()
         with torch.no_grad():
-            return network(noise(number, 1, 512).to(device), 16000).cpu()
+            return network(draw_noise(number, 1, 512).to(device), 16000).cpu()
 
     return infer

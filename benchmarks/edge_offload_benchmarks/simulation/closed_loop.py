@@ -54,11 +54,11 @@ class ModeCost:
 
 @dataclass
 class Run:
-    """What came of a run.
+    """Outcome of a run.
 
     Attributes:
         latencies_s, energies_j: per frame.
-        began_s: when each frame began, in seconds of the trace.
+        started_s: when each frame began, in seconds of the trace.
         modes: that ran, per frame.
         waited: whether a frame waited for the link in vain.
         remote: frames whose result needed the link (a plan for split may do without).
@@ -69,7 +69,7 @@ class Run:
 
     latencies_s: List[float] = field(default_factory=list)
     energies_j: List[float] = field(default_factory=list)
-    began_s: List[float] = field(default_factory=list)
+    started_s: List[float] = field(default_factory=list)
     waited: List[bool] = field(default_factory=list)
     modes: List[Mode] = field(default_factory=list)
     remote: int = 0
@@ -119,7 +119,7 @@ class VirtualRobot:
         self._seed = seed
         self._frame = 0
         self._overdue_until_s = 0.0
-        self._known_already = False
+        self._stale_result = False
         self._powers = StatePowers()
         self.result = Run()
 
@@ -135,21 +135,21 @@ class VirtualRobot:
         return self.result
 
     def latencies(self, now: float) -> Dict[Mode, float]:
-        """What every mode would really take for the frame that begins now (for the oracle); the best of the plans."""
-        found: Dict[Mode, float] = {}
+        """Compute the true latency of every mode for a frame that starts now (for the oracle), with the best plan."""
+        latencies_s: Dict[Mode, float] = {}
         for mode, cost in self._costs.items():
             robot_s, server_s, size = self._draw(cost)
             if mode is Mode.LOCAL:
-                found[mode] = robot_s
+                latencies_s[mode] = robot_s
                 continue
             transfer = self._link.carry(now + robot_s, size, server_s, cost.bytes_down)
             lost = self._link.lost_within(now, transfer.received_s)
-            found[mode] = NEVER if lost < NEVER else transfer.received_s - now
+            latencies_s[mode] = NEVER if lost < NEVER else transfer.received_s - now
         if self._planned is not None:
             plans = {number: self._plan_s(number, now) for number in self._planned.all_plans()}
             self._best_plan = min(plans, key=lambda number: plans[number])
-            found[Mode.SPLIT] = plans[self._best_plan]
-        return found
+            latencies_s[Mode.SPLIT] = plans[self._best_plan]
+        return latencies_s
 
     def _plan_s(self, number: int, now: float) -> float:
         assert self._planned is not None
@@ -159,7 +159,7 @@ class VirtualRobot:
         return NEVER if self._link.lost_within(now, transfer.received_s) < NEVER else transfer.received_s - now
 
     def _chance(self) -> random.Random:
-        """What the frame's costs are drawn from."""
+        """Make the random source of the frame's costs."""
         return random.Random(hash((self._seed, self._frame)))
 
     def _expected(self, mode: Mode, reading: LinkReading) -> Optional[Expected]:
@@ -177,31 +177,31 @@ class VirtualRobot:
 
     def _step(self) -> None:
         self._frame += 1
-        began = self._link.now
-        reading = self._link.estimator.make_reading(began)
+        started_at = self._link.now
+        reading = self._link.estimator.make_reading(started_at)
         obstacles = {mode: self._obstacle(mode) for mode in self._modes}
-        forecasts = self._forecaster.forecasts(began, self._modes, reading, obstacles)
-        decision = self._manager.decide(Situation(began, forecasts, self._deadline_s))
+        forecasts = self._forecaster.forecasts(started_at, self._modes, reading, obstacles)
+        decision = self._manager.decide(Situation(started_at, forecasts, self._deadline_s))
         self._count_choice(forecasts, decision.mode)
         oracle = isinstance(self._manager.policy, OraclePolicy)
-        mode, beside = decision.mode, None
+        mode, probe_mode = decision.mode, None
         if not oracle and not isinstance(self._manager.policy, FixedPolicy):
-            mode, beside = self._explorer.choose(mode, began, forecasts)
-        if beside is not None:
-            report = self._remote(beside, began, beside=True)
+            mode, probe_mode = self._explorer.choose(mode, started_at, forecasts)
+        if probe_mode is not None:
+            report = self._remote(probe_mode, started_at, probing=True)
         elif mode is Mode.LOCAL and not oracle and not isinstance(self._manager.policy, FixedPolicy):
-            report = self._local(began, forecasts)
+            report = self._local(started_at, forecasts)
         elif mode is Mode.LOCAL or (obstacles[mode] and not oracle):
             seconds = self._draw(self._costs[Mode.LOCAL])[0]
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         else:
-            report = self._remote(mode, began)
-        ended = began + report.total_s
+            report = self._remote(mode, started_at)
+        ended = started_at + report.total_s
         self._link.advance(ended, self._prober)
-        if not self._known_already:
+        if not self._stale_result:
             self._forecaster.note(ended, report, self._link.estimator.make_reading(ended))
-        self._known_already = False
-        self.result.began_s.append(began)
+        self._stale_result = False
+        self.result.started_s.append(started_at)
         self._book(report)
 
     def _obstacle(self, mode: Mode) -> str:
@@ -218,55 +218,59 @@ class VirtualRobot:
             self.result.faster_remote += 1
             self.result.chosen_remote += mode is not Mode.LOCAL
 
-    def _remote(self, mode: Mode, began: float, beside: bool = False) -> InferenceReport:
+    def _remote(self, mode: Mode, started_at: float, probing: bool = False) -> InferenceReport:
         local_s = self._draw(self._costs[Mode.LOCAL])[0]
-        late = self._late(mode, began, beside)
-        found = self._asked(mode, began)
-        if found is None:
+        late = self._late(mode, started_at, probing)
+        simulated = self._simulate_request(mode, started_at)
+        if simulated is None:
             return InferenceReport(mode, total_s=local_s, stages_s={"compute_robot": local_s})
-        transfer, stages, lost_s, done_s = found
+        transfer, stages, lost_s, done_s = simulated
         size, down = transfer.bytes_up, transfer.bytes_down
         coding_s, robot_s = stages["encode"], stages["compute_robot"]
         late_at = NEVER if isinstance(self._manager.policy, OraclePolicy) else late.rival_at()
         rival_from = min(late_at, lost_s)
         rival_from = min(rival_from, self._watched(late, min(rival_from, done_s)))
         if done_s <= rival_from:
-            late.note_result(done_s - began)
-            return InferenceReport(mode, total_s=done_s - began, stages_s=stages, bytes_up=size, round_trips=1)
+            late.note_result(done_s - started_at)
+            return InferenceReport(mode, total_s=done_s - started_at, stages_s=stages, bytes_up=size, round_trips=1)
         hedged = rival_from < lost_s or late_at <= lost_s
-        late_s = rival_from - began
+        late_s = rival_from - started_at
         self.result.hedges += hedged
         rival_done = rival_from + local_s
         if done_s <= rival_done:
             self.result.vain_hedges += 1
-            late.note_result(done_s - began)
+            late.note_result(done_s - started_at)
             self._forecaster.overtaken(done_s, done_s - rival_from)
             stages["compute_robot"] = robot_s + done_s - rival_from
             wasted = rival_done - done_s
-            total = done_s - began
+            total = done_s - started_at
             return InferenceReport(mode, "", total, stages, size, 0, 1, hedged=True, wasted_s=wasted)
         self._overdue_until_s = min(done_s, lost_s)
         if done_s < NEVER:
-            settled = InferenceReport(mode, "", done_s - began, dict(stages), size, down, 1)
+            settled = InferenceReport(mode, "", done_s - started_at, dict(stages), size, down, 1)
             self._link.at(done_s, functools.partial(self._settled, late, settled))
-        if hedged and not beside:
-            self._forecaster.late(rival_done, mode, rival_done - began)
-        stages = {"encode": coding_s, "compute_robot": local_s, "uplink": rival_from - began - min(coding_s, late_s)}
+        if hedged and not probing:
+            self._forecaster.late(rival_done, mode, rival_done - started_at)
+        stages = {
+            "encode": coding_s,
+            "compute_robot": local_s,
+            "uplink": rival_from - started_at - min(coding_s, late_s),
+        }
         why = f"{mode}: the server did not answer within {late_s:.3f} s"
-        total = rival_done - began
+        total = rival_done - started_at
         return InferenceReport(Mode.LOCAL, "", total, stages, size, fallback_reason=why, hedged=hedged)
 
-    def _late(self, mode: Mode, now: float, beside: bool) -> FrameLateness:
-        """What is late for a frame that begins now in ``mode``, or ``beside`` a local computation."""
+    def _late(self, mode: Mode, now: float, probing: bool) -> FrameLateness:
+        """Return the timeouts of a frame that starts now in ``mode``, or ``probing`` a local computation."""
         reading = self._link.estimator.make_reading(now)
         local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
         forecast = self._forecaster.forecast(now, mode, reading)
-        if beside:
+        if probing:
             return self._lateness.race(forecast, local_s, now)
         return self._lateness.frame(forecast, local_s, self._deadline_s, now, self._watches)
 
     def _watched(self, late: FrameLateness, until: float) -> float:
-        """When the link is seen to have stopped, NEVER if it is not ``until`` then."""
+        """Return when the link is detected as stopped, NEVER if it is not ``until`` then."""
         watch = late.watch
         if watch is None:
             return NEVER
@@ -275,13 +279,15 @@ class VirtualRobot:
         while self._link.now + POLL_S < until:
             self._link.advance(self._link.now + POLL_S, self._prober)
             now = self._link.now
-            own_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
-            if watch.stopped(now, max(own_s, self._link.quiet_s(late.started_s)), *self._link.progress()):
+            pause_part_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
+            if watch.stopped(now, max(pause_part_s, self._link.quiet_s(late.started_s)), *self._link.progress()):
                 return now
         watch.longest_s = max(watch.longest_s, pause_s)
         return NEVER
 
-    def _asked(self, mode: Mode, began: float) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
+    def _simulate_request(
+        self, mode: Mode, started_at: float
+    ) -> Optional[Tuple[Transfer, Dict[str, float], float, float]]:
         """A remote attempt; None if its plan makes no use of the link.
 
         Its transfer, its stages, when the connection is lost, when its result is there.
@@ -290,16 +296,16 @@ class VirtualRobot:
         if mode is Mode.SPLIT:
             assert self._planned is not None
             oracle = isinstance(self._manager.policy, OraclePolicy)
-            rate = self._link.estimator.make_reading(began).cautious.uplink or FIRST_RATE
+            rate = self._link.estimator.make_reading(started_at).cautious.uplink or FIRST_RATE
             number = self._best_plan if oracle else self._planned.choose(rate)
             if self._planned.is_local(number):
                 return None
-            transfer, robot_s = self._planned.run(number, self._link, began, self._chance())
+            transfer, robot_s = self._planned.run(number, self._link, started_at, self._chance())
         else:
             cost = self._costs[mode]
             coding_s, server_s, size = self._draw(cost)
-            transfer = self._link.carry(began + coding_s, size, server_s, cost.bytes_down)
-        lost_s = self._link.lost_within(began, transfer.received_s)
+            transfer = self._link.carry(started_at + coding_s, size, server_s, cost.bytes_down)
+        lost_s = self._link.lost_within(started_at, transfer.received_s)
         self._link.commit(transfer, PASSIVE)
         stages = {
             "encode": coding_s,
@@ -310,36 +316,36 @@ class VirtualRobot:
         }
         return transfer, stages, lost_s, NEVER if lost_s < NEVER else transfer.received_s
 
-    def _local(self, began: float, forecasts: Mapping[Mode, Forecast]) -> InferenceReport:
+    def _local(self, started_at: float, forecasts: Mapping[Mode, Forecast]) -> InferenceReport:
         """A frame that is computed on the robot; the server is asked, too, if it comes back meanwhile."""
         seconds = self._draw(self._costs[Mode.LOCAL])[0]
-        ends = began + seconds
-        alone = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
+        ends = started_at + seconds
+        local_report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         while self._link.now + TICK_S < ends:
             self._link.advance(self._link.now + TICK_S, self._prober)
             now = self._link.now
             obstacles = {mode: self._obstacle(mode) for mode in self._modes}
             news = self._forecaster.forecasts(now, self._modes, self._link.estimator.make_reading(now), obstacles)
-            mode = worth_joining(forecasts, news, now - began)
-            found = None if mode is None else self._asked(mode, now)
-            if mode is None or found is None:
+            mode = worth_joining(forecasts, news, now - started_at)
+            simulated = None if mode is None else self._simulate_request(mode, now)
+            if mode is None or simulated is None:
                 continue
-            transfer, stages, lost_s, done_s = found
+            transfer, stages, lost_s, done_s = simulated
             self.result.hedges += 1
-            late = self._late(mode, now, beside=True)
+            late = self._late(mode, now, probing=True)
             settled = InferenceReport(mode, "", done_s - now, dict(stages), transfer.bytes_up, transfer.bytes_down, 1)
             if done_s < ends:
                 self._link.at(done_s, functools.partial(self._settled, late, settled))
-                stages["compute_robot"] += done_s - began
-                self._known_already = True
+                stages["compute_robot"] += done_s - started_at
+                self._stale_result = True
                 return InferenceReport(
-                    mode, "", done_s - began, stages, transfer.bytes_up, 0, 1, hedged=True, wasted_s=ends - done_s
+                    mode, "", done_s - started_at, stages, transfer.bytes_up, 0, 1, hedged=True, wasted_s=ends - done_s
                 )
             self._overdue_until_s = min(done_s, lost_s)
             if done_s < NEVER:
                 self._link.at(done_s, functools.partial(self._settled, late, settled))
-            return alone
-        return alone
+            return local_report
+        return local_report
 
     def _settled(self, late: FrameLateness, report: InferenceReport) -> None:
         now = self._link.now

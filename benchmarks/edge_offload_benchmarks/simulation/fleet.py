@@ -29,15 +29,15 @@ FAR = 30
 
 
 class Content(Protocol):
-    """What is true of what robots see."""
+    """Content of what robots see."""
 
     @property
     def interval(self) -> float:
-        """Seconds between frames."""
+        """Frame interval in seconds."""
 
     @property
     def habits(self) -> Habits:
-        """What is believed of the task before anything was measured."""
+        """Prior of the task before any measurement."""
 
     def drop(self, robot: int, frames: Array, ages: Array) -> Array:
         """Drop in ``frames`` [n] of results that are ``ages`` [n] frames older."""
@@ -89,8 +89,8 @@ class Tables:
         table = self.tables[stretch]
         shown = np.clip(ages, 0, table.shape[1] - 1).astype(int)
         source = np.maximum(first + frames - shown, 0).astype(int)
-        found: Array = table[source, shown]
-        return np.where(shown == 0, 0.0, np.nan_to_num(found, nan=1.0))
+        drops: Array = table[source, shown]
+        return np.where(shown == 0, 0.0, np.nan_to_num(drops, nan=1.0))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Robot:
         random: of its link.
         results: (frame, when it can be used), as they come.
         since: it has a promise since then; None: it has none.
-        ask_at: it asks for one from then on.
+        request_at: it asks for one from then on.
         newest: frame whose result it holds; older ones are ignored.
     """
 
@@ -135,7 +135,7 @@ class Robot:
     random: np.random.Generator
     results: List[Tuple[int, float]] = field(default_factory=list)
     since: Optional[float] = None
-    ask_at: float = 0.0
+    request_at: float = 0.0
     newest: int = -1000
 
     def __post_init__(self) -> None:
@@ -151,15 +151,15 @@ class Robot:
         return size * 8e-6 / rate + trip / 2
 
     def up(self) -> float:
-        """Seconds from a capture to the arrival at the server."""
+        """Draw the seconds from a capture to the arrival at the server."""
         return self._way(self.link.up, UP_BYTES)
 
     def down(self) -> float:
-        """Seconds from the end of a batch to the result's use."""
+        """Draw the seconds from the end of a batch to the result's use."""
         return self._way(self.link.down, DOWN_BYTES)
 
     def captured(self, frame: int) -> float:
-        """When a frame is captured."""
+        """Return when a frame is captured."""
         return self.phase + frame * self.content.interval
 
     def frame(self, now: float) -> int:
@@ -178,12 +178,12 @@ class Robot:
         self.results.append((frame, usable))
 
     def estimate(self, now: float, sigmas: float) -> float:
-        """What it says it loses for each frame that a result is older."""
+        """Estimate the loss for each frame that a result is older."""
         curve = self.drops.curve(now)
         return min(1.0, (curve.slope + sigmas * curve.slope_error) * self.content.interval)
 
     def wish(self, bound: float, slope: float, batch: int, curve: Optional[DropCurve] = None) -> Wish:
-        """What it asks for; without a curve what it loses is a line through zero."""
+        """Make the wish for a promise; without a curve the loss is a line through zero."""
         interval = self.content.interval
         flicker, noise = (0.0, 0.0) if curve is None else (curve.intercept, curve.lasting)
         return Wish(
@@ -207,7 +207,7 @@ class Robot:
 
 
 class Planner(Protocol):
-    """Who is computed when, and with whom: as :class:`~edge_offload.server.promises.board.Board`."""
+    """Plans batches of robots in time, as :class:`~edge_offload.server.promises.board.Board`."""
 
     latencies: Latencies
 
@@ -215,7 +215,7 @@ class Planner(Protocol):
         """A robot asks for a promise."""
 
     def update_wish(self, robot: str, wish: Wish) -> None:
-        """What a robot says of itself."""
+        """Update the estimates of a robot."""
 
     def record_arrival(self, robot: str, frame: int, arrival: float) -> None:
         """A frame has come."""
@@ -230,16 +230,16 @@ class Planner(Protocol):
         """The next batch."""
 
     def start_next_batch(self, now: float, present: Optional[int] = None) -> Any:
-        """It begins."""
+        """Start the next batch."""
 
 
-def ask(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
+def request_promise(planner: Planner, robot: Robot, wish: Wish, now: float) -> None:
     """A robot asks for a promise."""
     frame = max(0, robot.frame(now))
     try:
         planner.admit_robot(now, str(robot.number), wish, frame, robot.captured(frame) + robot.ups)
     except Refused:
-        robot.ask_at = now + RECENT_S
+        robot.request_at = now + RECENT_S
     else:
         robot.since = now
 
@@ -283,29 +283,29 @@ def follow(planner: Planner, robots: List[Robot], wish_of: Any, seconds: float) 
             for robot in robots:
                 if robot.since is not None:
                     planner.update_wish(str(robot.number), wish_of(robot, now))
-                elif robot.ask_at <= now <= max(0.0, seconds - SESSION_S):
-                    ask(planner, robot, wish_of(robot, now), now)
+                elif robot.request_at <= now <= max(0.0, seconds - SESSION_S):
+                    request_promise(planner, robot, wish_of(robot, now), now)
             for name, _ in planner.update_plan(now):
-                by_name[name].since, by_name[name].ask_at = None, now + RECENT_S
+                by_name[name].since, by_name[name].request_at = None, now + RECENT_S
             replan_at += PERIOD_S
             continue
         now = begin
-        there = []
+        robot_turns = []
         for turn in batch.slots:
             robot, arrival = by_name[turn.robot], arrivals.pop((turn.robot, turn.frame))
             planner.record_arrival(turn.robot, turn.frame, arrival)
             if arrival <= now + _NEAR:
-                there.append((robot, turn.frame))
+                robot_turns.append((robot, turn.frame))
             else:
                 late.append((arrival, robot, turn.frame))
-        counts["late"] += len(batch.slots) - len(there)
+        counts["late"] += len(batch.slots) - len(robot_turns)
         counts["members"] += len(batch.slots)
-        planner.start_next_batch(now, len(there))
-        if there:
-            free = now + lat.batch_latency(len(there))
+        planner.start_next_batch(now, len(robot_turns))
+        if robot_turns:
+            free = now + lat.batch_latency(len(robot_turns))
             counts["busy_s"] += free - now
             counts["batches"] += 1
-            for robot, frame in there:
+            for robot, frame in robot_turns:
                 robot.computed(frame, free)
                 planner.record_result(str(robot.number), frame, free)
 
@@ -376,14 +376,14 @@ BEFORE_S = 5.0
 
 
 def before(robot: Robot, latencies: Latencies) -> None:
-    """What a robot has seen, and learnt, before time 0."""
+    """Let a robot observe and learn before time 0."""
     frame = robot.frame(-BEFORE_S) + 1
     while robot.captured(frame) < -0.5:
         robot.computed(frame, robot.captured(frame) + robot.up() + latencies.batch_latency(1))
         frame = max(frame + 1, math.ceil((robot.results[-1][1] - robot.phase) / robot.content.interval - _NEAR))
 
 
-def alone(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
+def simulate_single(robot: Robot, latencies: Latencies, seconds: float) -> Robot:
     """The robot alone on this server: batch 1, the next frame when the last result has come. That is the reference."""
     twin = robot.twin()
     frame = 0
@@ -401,8 +401,10 @@ FIRST_S, WINDOW_S = 2.0, 5.0
 WINDOWS, BEYOND = 0.95, 1.5
 
 
-def kept(robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S) -> Tuple[bool, float]:
-    """Whether the session was within its bound, on average and in windows; its mean drop over the reference."""
+def check_promise(
+    robot: Robot, reference: Robot, bound: float, seconds: float, first_s: float = FIRST_S
+) -> Tuple[bool, float]:
+    """Return whether the session was within its bound, on average and in windows; its mean drop over the reference."""
     first, last = robot.frame(first_s), robot.frame(seconds - 1.0)
     over = robot.drop_by_frame(first, last) - reference.drop_by_frame(first, last)
     mean = float(over.mean())

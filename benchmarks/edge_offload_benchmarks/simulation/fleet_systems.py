@@ -49,7 +49,7 @@ class FixedBoard(Board):
         super().admit_robot(now, robot, replace(wish, bound=1e6, slope=0.0), frame, arrival)
 
     def update_wish(self, robot: str, wish: Wish) -> None:
-        """Nothing follows from it."""
+        """Ignore the estimates."""
 
     def update_plan(self, now: float) -> List[Tuple[str, str]]:
         """See :class:`Board`; nobody has to go."""
@@ -148,12 +148,12 @@ def _reactive(
 
 def systems(intervals: Tuple[int, ...], batches: Tuple[int, ...]) -> List[System]:
     """All of them; baselines with every interval, batch and margin that is searched."""
-    margins, kept_back = (1.0, 0.75, 0.5), (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)
+    margins, reserves = (1.0, 0.75, 0.5), (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)
     pairs = [(interval, batch) for interval in intervals for batch in batches]
     return [
         System("ours", (("", _promised(SIGMAS)),), adaptive=True),
         System(
-            SEARCHED, tuple((f"keeps back {share:g}", _promised(SIGMAS, share)) for share in kept_back), adaptive=True
+            SEARCHED, tuple((f"keeps back {share:g}", _promised(SIGMAS, share)) for share in reserves), adaptive=True
         ),
         System("fixed", tuple((f"interval {i}, batch {b}", _fixed(i, b)) for i, b in pairs)),
         System("ARISE", tuple((f"margin {margin:g}", _as_written(margin)) for margin in margins), adaptive=True),

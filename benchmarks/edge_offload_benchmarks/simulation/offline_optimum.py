@@ -35,7 +35,7 @@ def optimum(
     choice = np.full((end - begin, far, far), -1, dtype=np.int8)
 
     def passing(frame: int, frames: int) -> Tuple[List[Array], Array]:
-        """What each task costs over some frames, by its staleness in the first [far], and the staleness after them."""
+        """Return each task's cost over some frames, by its staleness in the first [far], and the staleness after."""
         index, sums = np.arange(far), [np.zeros(far), np.zeros(far)]
         for now in range(frame, frame + frames):
             for k, cost in enumerate(costs):
@@ -56,13 +56,13 @@ def optimum(
             better = total < value[row]
             value[row][better], choice[row][better] = total[better], k
     stale = [min(begin - frame, far) for frame in seen]
-    least, found, frame = float(value[0, stale[0] - 1, stale[1] - 1]), [], begin
+    least, schedule, frame = float(value[0, stale[0] - 1, stale[1] - 1]), [], begin
     while frame < end:
         k = int(choice[frame - begin, stale[0] - 1, stale[1] - 1])
         passed = 1 if k < 0 else latencies[k]
         stale = [min(age + passed, far) for age in stale]
         if k >= 0:
-            found.append((frame, k))
+            schedule.append((frame, k))
             stale[k] = min(latencies[k], far)
         frame += passed
-    return least, found
+    return least, schedule

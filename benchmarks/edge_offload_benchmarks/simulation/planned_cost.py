@@ -13,7 +13,7 @@ from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import CompiledPlan, compile_plan
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_benchmarks.simulation.virtual_link import VirtualLink
-from edge_offload_research.testbed.replay import replay
+from edge_offload_research.testbed.replay import replay_plan
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PlannedCost:
         times = PlanTimes.simulate_compiled(plans, model)
         return PlannedCost(model, table, tuple(place), tuple(plans), tuple(names), times, tuple(ratios))
 
-    def held(self, number: int) -> PlannedCost:
+    def of_plan(self, number: int) -> PlannedCost:
         """The same with one plan for every bandwidth."""
         return replace(self, place=(number,) * len(self.place))
 
@@ -66,15 +66,15 @@ class PlannedCost:
         return self.place[self.table.find_index(bandwidth)]
 
     def is_local(self, number: int) -> bool:
-        """Whether a plan makes no use of the link."""
+        """Return whether a plan makes no use of the link."""
         return not self.plans[number].plan.transfers
 
     def is_remote(self, number: int) -> bool:
-        """Whether the robot computes no operator of a plan."""
+        """Return whether the robot computes no operator of a plan."""
         return self.plans[number].plan.kind == "server"
 
     def predicted_s(self, bandwidth: float) -> float:
-        """What the planner expects of the plan for a bandwidth."""
+        """Predict the plan's latency at a bandwidth (seconds)."""
         return self.times.predict_seconds(self.choose(bandwidth), bandwidth)
 
     def run(self, number: int, link: VirtualLink, sent_s: float, chance: random.Random) -> Tuple[Transfer, float]:
@@ -87,18 +87,18 @@ class PlannedCost:
             chance: what the ratio is drawn from.
         """
         begin, rtt_s = max(sent_s, link.free_up_s), link.rtt_s
-        found = replay(self.plans[number], self.model, link.trace, begin)
-        ended = begin + found.latency_s * chance.choice(self.ratios)
+        replayed = replay_plan(self.plans[number], self.model, link.trace, begin)
+        ended = begin + replayed.latency_s * chance.choice(self.ratios)
         if math.isinf(ended):
             never = math.inf
-            return Transfer(sent_s, begin, never, never, never, 1e-4, round(found.bytes_up), 0), found.robot_s
-        up_s = found.bytes_up / found.seen_bytes_per_s if found.seen_bytes_per_s > 0 else 0.0
+            return Transfer(sent_s, begin, never, never, never, 1e-4, round(replayed.bytes_up), 0), replayed.robot_s
+        up_s = replayed.bytes_up / replayed.seen_bytes_per_s if replayed.seen_bytes_per_s > 0 else 0.0
         received = min(begin + up_s + rtt_s / 2, ended)
-        down_s = min(found.bytes_down / max(found.seen_bytes_per_s, 1.0) + rtt_s / 2, ended - received)
+        down_s = min(replayed.bytes_down / max(replayed.seen_bytes_per_s, 1.0) + rtt_s / 2, ended - received)
         transfer = Transfer(
-            sent_s, begin, received, ended - down_s, ended, 1e-4, round(found.bytes_up), round(found.bytes_down)
+            sent_s, begin, received, ended - down_s, ended, 1e-4, round(replayed.bytes_up), round(replayed.bytes_down)
         )
-        return transfer, found.robot_s
+        return transfer, replayed.robot_s
 
     def all_plans(self) -> List[int]:
         """Numbers of the distinct plans that may be used."""

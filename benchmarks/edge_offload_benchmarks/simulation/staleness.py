@@ -42,28 +42,28 @@ JPEG_QUALITY = 90
 #: What a stretch is of, and how results are shown in later frames.
 TASKS, METHODS = ("people", "scene"), ("held", "velocity", "carried")
 
-Say = Callable[[str], None]
+LogProgress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Which frames: ``count`` of the sample video from ``number`` on, or of the street ``number``.
+    """Frames of a table: ``count`` of the sample video from ``number`` on, or of the street ``number``.
 
-    ``held_out`` streets have kinds of objects that no other has. ``size``: long side of the network's images (px), 0:
+    ``validation`` streets have kinds of objects that no other has. ``size``: long side of the network's images (px), 0:
     its own.
     """
 
     task: str
     number: int
     count: int
-    held_out: bool = False
+    validation: bool = False
     size: int = 0
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """Name of the file."""
         size = f"-{self.size}px" if self.size else ""
-        return f"{self.task}-{self.number}-{self.count}{'-held-out' if self.held_out else ''}{size}"
+        return f"{self.task}-{self.number}-{self.count}{'-held-out' if self.validation else ''}{size}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Table:
 
     @property
     def frames(self) -> int:
-        """How many."""
+        """Number of frames."""
         return len(self.arrays["drop/local"])
 
     def drop(self, method: str) -> Array:
@@ -90,9 +90,9 @@ def load(path: pathlib.Path) -> Table:
         BadInput: no file of this version and form.
     """
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            about = json.loads(str(kept["about"]))
-            table = Table(about, {name: kept[name] for name in kept.files if name != "about"})
+        with np.load(path, allow_pickle=False) as stored:
+            about = json.loads(str(stored["about"]))
+            table = Table(about, {name: stored[name] for name in stored.files if name != "about"})
         shapes = {table.drop(method).shape for method in METHODS}
         if about["version"] != VERSION or about["task"] not in TASKS or shapes != {(table.frames, FAR + 1)}:
             raise ValueError("of another version or form")
@@ -110,11 +110,11 @@ def save(path: pathlib.Path, table: Table) -> None:
     half.replace(path)
 
 
-def table(folder: pathlib.Path, stretch: Stretch, say: Say) -> Table:
-    """Of a stretch: read if ``folder`` has it, else made and kept there (minutes)."""
+def table(folder: pathlib.Path, stretch: Stretch, log: LogProgress) -> Table:
+    """Read the table of a stretch if ``folder`` has it, else compute and save it there (minutes)."""
     path = folder / f"{stretch.name}.npz"
     if not path.exists():
-        save(path, (_people if stretch.task == "people" else _scene)(stretch, say))
+        save(path, (_people if stretch.task == "people" else _scene)(stretch, log))
     return load(path)
 
 
@@ -137,7 +137,7 @@ def _no_drops(count: int, methods: Sequence[str]) -> Dict[str, Array]:
     return {method: np.full((count, FAR + 1), math.nan) for method in methods}
 
 
-def _people(stretch: Stretch, say: Say) -> Table:
+def _people(stretch: Stretch, log: LogProgress) -> Table:
     import cv2
 
     from edge_offload.models.registry import build_estimator
@@ -153,15 +153,15 @@ def _people(stretch: Stretch, say: Say) -> Table:
     seen: List[List[TrackedPerson]] = []
     small, seconds, sizes = [], [], []
     for number, bgr in enumerate(frames):
-        began = time.perf_counter()
-        found = network.infer(bgr)
-        seconds.append(time.perf_counter() - began)
-        seen.append([person for person in tracker.update(found, _stamp(number) / 1e9) if not person.coasting])
+        started_at = time.perf_counter()
+        detections = network.infer(bgr)
+        seconds.append(time.perf_counter() - started_at)
+        seen.append([person for person in tracker.update(detections, _stamp(number) / 1e9) if not person.coasting])
         little = lite.infer(bgr)
         small.append(little.boxes[little.scores >= SURE])
         sizes.append(len(cv2.imencode(".jpg", bgr, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1]))
         if number % 50 == 0:
-            say(f"{stretch.name}: frame {number} of {count} through the network")
+            log(f"{stretch.name}: frame {number} of {count} through the network")
     boxes = [np.array([person.box for person in people]).reshape(-1, 4) for people in seen]
     speeds = [np.array([person.velocity for person in people]).reshape(-1, 2) for people in seen]
     carrier = FlowCarrier()
@@ -174,17 +174,17 @@ def _people(stretch: Stretch, say: Say) -> Table:
         carried = [carrier.carry(people, _stamp(number), _stamp(number + later)) for later in range(1, reach + 1)]
         moved.append([np.array([person.box for person in persons]).reshape(-1, 4) for persons in carried])
         if number % 50 == 0:
-            say(f"{stretch.name}: carried from frame {number} of {count}")
+            log(f"{stretch.name}: carried from frame {number} of {count}")
     most = max(len(array) for row in (boxes, small, *moved) for array in row)
-    kept = np.full((count, FAR + 1, most, 4), math.nan, dtype=np.float32)
+    carried_boxes = np.full((count, FAR + 1, most, 4), math.nan, dtype=np.float32)
     for number, row in enumerate(moved):
         for later, array in enumerate(row, 1):
-            kept[number, later, : len(array)] = array
+            carried_boxes[number, later, : len(array)] = array
     arrays = {
         "boxes/network": _padded(boxes, most, 4),
         "boxes/local": _padded(small, most, 4),
         "boxes/speed": _padded(speeds, most, 2),
-        "boxes/carried": kept,
+        "boxes/carried": carried_boxes,
     }
     return Table(_about(stretch, seconds, sizes), {**arrays, **_people_drops(arrays)})
 
@@ -205,8 +205,8 @@ def _people_drops(arrays: Dict[str, Array]) -> Dict[str, Array]:
 
 def people(padded: Array) -> Array:
     """Boxes [n, 4] of those who are there."""
-    there: Array = padded[~np.isnan(padded[:, 0])]
-    return there
+    boxes: Array = padded[~np.isnan(padded[:, 0])]
+    return boxes
 
 
 def shown(arrays: Dict[str, Array], method: str, number: int, later: int) -> Array:
@@ -220,10 +220,10 @@ def shown(arrays: Dict[str, Array], method: str, number: int, later: int) -> Arr
 
 
 def _padded(rows: Sequence[Array], most: int, width: int) -> Array:
-    found = np.full((len(rows), most, width), math.nan, dtype=np.float32)
+    padded = np.full((len(rows), most, width), math.nan, dtype=np.float32)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = row
-    return found
+        padded[number, : len(row)] = row
+    return padded
 
 
 def drive(number: int) -> Tuple[float, float, int]:
@@ -238,7 +238,7 @@ def drive(number: int) -> Tuple[float, float, int]:
     return x, yaw, phase
 
 
-def _scene(stretch: Stretch, say: Say) -> Table:
+def _scene(stretch: Stretch, log: LogProgress) -> Table:
     from edge_offload.models.sconet.baselines import fill_columns
     from edge_offload.models.sconet.completer import SceneCompleter
     from edge_offload.models.voxels import grid_around
@@ -254,11 +254,11 @@ def _scene(stretch: Stretch, say: Say) -> Table:
         truths.append(truth)
         hits.append(grid.occupancy(points))
         sizes.append(int(np.packbits(hits[-1] > 0).nbytes))
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         labels.append(completer.complete(points))
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - started_at)
         if number % 25 == 0:
-            say(f"{stretch.name}: sweep {number} of {count} through the network")
+            log(f"{stretch.name}: sweep {number} of {count} through the network")
     drops, ious = _no_drops(count, ("held", "carried")), _no_drops(count, ("held", "carried"))
     for number in range(count):
         for later in range(FAR + 1) if number == 0 else (FAR,):
@@ -266,18 +266,18 @@ def _scene(stretch: Stretch, say: Say) -> Table:
                 carrier.add_frame(_stamp(number + later), hits[number + later], poses[number + later])
         for later in range(min(FAR, count - 1 - number) + 1):
             moved = carrier.carry(labels[number], _stamp(number), _stamp(number + later))
-            for method, here in (("held", labels[number]), ("carried", moved)):
-                drops[method][number, later] = scene_drop(here, labels[number + later])
-                ious[method][number, later] = _completion(here, truths[number + later])
+            for method, shown in (("held", labels[number]), ("carried", moved)):
+                drops[method][number, later] = scene_drop(shown, labels[number + later])
+                ious[method][number, later] = _completion(shown, truths[number + later])
         if number % 50 == 0:
-            say(f"{stretch.name}: carried from sweep {number} of {count}")
+            log(f"{stretch.name}: carried from sweep {number} of {count}")
     local = [fill_columns(occupancy) for occupancy in hits]
     arrays = {
         **{f"drop/{method}": drop for method, drop in drops.items()},
         **{f"truth/{method}": iou for method, iou in ious.items()},
         "drop/velocity": drops["held"],
-        "drop/local": np.array([scene_drop(own, label) for own, label in zip(local, labels)]),
-        "truth/local": np.array([_completion(own, truth) for own, truth in zip(local, truths)]),
+        "drop/local": np.array([scene_drop(local_labels, label) for local_labels, label in zip(local, labels)]),
+        "truth/local": np.array([_completion(predicted, truth) for predicted, truth in zip(local, truths)]),
         "phase": np.array([drive(number)[2] for number in range(count)]),
     }
     return Table(_about(stretch, seconds, sizes), arrays)
@@ -291,7 +291,10 @@ def _sweep(stretch: Stretch, number: int, grid: Any) -> Tuple[Array, Array, Any]
     from edge_offload.perception.geometry import Transform
     from edge_offload_training.sconet import truth, visibility
 
-    street, lidar = Street(stretch.number, stretch.held_out), Lidar(low=-0.43, high=0.1, columns=1200, height=HEIGHT_M)
+    street, lidar = (
+        Street(stretch.number, stretch.validation),
+        Lidar(low=-0.43, high=0.1, columns=1200, height=HEIGHT_M),
+    )
     x, yaw, _ = drive(number)
     # whoever walks in the street walks to and fro
     pose = SensorPose(x=x, yaw=yaw, time_s=20 - abs(number / RATE % 40 - 20))
@@ -309,7 +312,7 @@ def _completion(labels: Array, truth: Array) -> float:
     """Overlap (IoU) of the full voxels where the truth is known."""
     from edge_offload.models.scenes.labels import IGNORED
 
-    known = truth != IGNORED
-    full, there = (labels != 0) & known, (truth != 0) & known
-    either = np.count_nonzero(full | there)
-    return float(np.count_nonzero(full & there) / either) if either else 1.0
+    labelled = truth != IGNORED
+    full, truly_full = (labels != 0) & labelled, (truth != 0) & labelled
+    either = np.count_nonzero(full | truly_full)
+    return float(np.count_nonzero(full & truly_full) / either) if either else 1.0

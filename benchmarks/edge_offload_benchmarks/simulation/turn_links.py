@@ -23,24 +23,24 @@ MOST_FRAMES, LEAST_RATE = 25, 20e3
 CHOOSERS: Mapping[str, Callable[[Tuple[float, float]], Any]] = {"turns": Turns, "plan": Planned}
 
 
-def over_links(train: Sequence[Pair], held_out: Sequence[Pair], seeds: int) -> List[Dict[str, Any]]:
+def over_links(train: Sequence[Pair], validation: Sequence[Pair], seeds: int) -> List[Dict[str, Any]]:
     """The record's ``links``: by link, ``turns`` against ``plan``.
 
     Args:
         train: stretches that come first.
-        held_out: stretches that are judged.
+        validation: stretches that are judged.
         seeds: runs differ by where in the trace they begin, and by how uneven the server is.
     """
     rows = []
     for link, share in LINKS if seeds else ():
-        found: Dict[str, List[Dict[str, Any]]] = {name: [] for name in CHOOSERS}
+        drops: Dict[str, List[Dict[str, Any]]] = {name: [] for name in CHOOSERS}
         cases = itertools.product(COMPUTES_S, range(seeds), WEIGHTS, (False, True))
         for computes_s, seed, weights, local in cases:
             ways = _ways(link, share, computes_s, seed)
             for name, chooser in CHOOSERS.items():
-                found[name].append(_lived(train, held_out, chooser(weights), weights, local, ways))
-        ratios = [own["drop"] / other["drop"] for own, other in zip(found["turns"], found["plan"])]
-        ages = {f"{name}_stale_s": np.mean([one["stale_s"] for one in found[name]], axis=0).tolist() for name in found}
+                drops[name].append(_lived(train, validation, chooser(weights), weights, local, ways))
+        ratios = [ours["drop"] / other["drop"] for ours, other in zip(drops["turns"], drops["plan"])]
+        ages = {f"{name}_stale_s": np.mean([one["stale_s"] for one in drops[name]], axis=0).tolist() for name in drops}
         mean = math.exp(float(np.mean(np.log(ratios))))
         rows.append({"link": link, "share": share, "runs": len(ratios), "mean": mean, "least": min(ratios),
                      "most": max(ratios), **ages})  # fmt: skip
@@ -48,11 +48,11 @@ def over_links(train: Sequence[Pair], held_out: Sequence[Pair], seeds: int) -> L
 
 
 def _lived(
-    train: Sequence[Pair], held_out: Sequence[Pair], choose: Any, weights: Sequence[float], local: bool,
+    train: Sequence[Pair], validation: Sequence[Pair], choose: Any, weights: Sequence[float], local: bool,
     ways: Callable[[Pair, int], Callable[[int, int], int]],
 ) -> Dict[str, Any]:  # fmt: skip
     estimates, drops, stale = Estimates(), [], []
-    for number, pair in enumerate((*train, *held_out)):
+    for number, pair in enumerate((*train, *validation)):
         outcome = take_turns(pair, choose, estimates, local, way=ways(pair, number))
         if number >= len(train):
             drops.append(outcome.drops)
@@ -64,19 +64,19 @@ def _lived(
 def _ways(
     link: str, share: float, computes_s: Sequence[float], seed: int
 ) -> Callable[[Pair, int], Callable[[int, int], int]]:
-    """Of a pair of stretches: frames that an offload takes, by task and frame."""
+    """Make the latencies of offloads of a pair of stretches in frames, by task and frame."""
     named = named_link(link)
-    begins_s = float(np.random.default_rng(seed).uniform(0, named.up.period_s))
+    start_s = float(np.random.default_rng(seed).uniform(0, named.up.period_s))
 
     def of(pair: Pair, number: int) -> Callable[[int, int], int]:
         # by frame, so that all schedules have the same luck
         uneven = np.random.default_rng([seed, number]).uniform(*UNEVEN, (2, pair.end))
 
         def way(k: int, frame: int) -> int:
-            rate = max(LEAST_RATE, share * named.up.rate_at(begins_s + frame / RATE))
+            rate = max(LEAST_RATE, share * named.up.rate_at(start_s + frame / RATE))
             sends_s = float(pair.tables[k].about["bytes"]) / rate + named.up_delay_s + named.down_delay_s
-            takes_s = computes_s[k] * float(uneven[k, frame]) + sends_s
-            return min(MOST_FRAMES, max(1, math.ceil(takes_s * RATE - 1e-9)))
+            latency_s = computes_s[k] * float(uneven[k, frame]) + sends_s
+            return min(MOST_FRAMES, max(1, math.ceil(latency_s * RATE - 1e-9)))
 
         return way
 

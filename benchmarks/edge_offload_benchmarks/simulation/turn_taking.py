@@ -28,7 +28,7 @@ PAUSE_S = 10.0
 
 @dataclass(frozen=True)
 class Pair:
-    """What both tasks lose over the same frames.
+    """Losses of both tasks over the same frames.
 
     Attributes:
         tables: of either task.
@@ -68,15 +68,15 @@ class Pair:
 
 
 def by_frame(table: Array) -> Array:
-    """What is known by a result's own frame [n, k] by the frame where it is shown [n + k, k]; NaN: before the first."""
-    found = np.full(table.shape, np.nan)
+    """Shift a table from a result's frame [n, k] to the frame where it is shown [n + k, k]; NaN: before the first."""
+    shifted = np.full(table.shape, np.nan)
     for later in range(table.shape[1]):
-        found[later:, later] = table[: len(table) - later, later]
-    return found
+        shifted[later:, later] = table[: len(table) - later, later]
+    return shifted
 
 
 class Estimates:
-    """What a robot knows of both tasks: it compares whenever a result comes. Goes on from stretch to stretch."""
+    """Estimates of both tasks, by comparisons with each new result. They persist from stretch to stretch."""
 
     def __init__(self) -> None:
         self.tasks = [DropEstimator(), DropEstimator()]
@@ -99,13 +99,13 @@ class Estimates:
         self.tasks[k].compared_local(self.now_s(now), float(pair.local(k)[frame]))
 
     def prefers_local(self, k: int, frame: int, stale: int) -> bool:
-        """Whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""
+        """Return whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""
         return self.tasks[k].curve(self.now_s(frame)).prefers_local(stale / RATE)
 
 
 @dataclass
 class Situation:
-    """What whoever gives a turn may look at."""
+    """Input of a decision on the next turn."""
 
     pair: Pair
     frame: int
@@ -128,7 +128,7 @@ class Pattern:
         self._next = 0
 
     def __call__(self, now: Situation) -> int:
-        """Whose turn it is."""
+        """Choose the task of the next turn."""
         self._next += 1
         return self._turns[(self._next - 1) % len(self._turns)]
 
@@ -140,7 +140,7 @@ class Turns:
         self._weights, self._true_rates = weights, true_rates
 
     def __call__(self, now: Situation) -> int:
-        """Whose turn it is."""
+        """Choose the task of the next turn."""
         # of equal ones the oldest result goes first
         tasks = sorted((self._task(now, k) for k in (0, 1)), key=lambda task: -task.stale_s)
         return "ab".index(self.choose(tasks, ("ab"[now.run[0]], now.run[1]) if now.run[1] else ("", 0)))
@@ -160,18 +160,18 @@ class Turns:
 
 
 class Planned(Turns):
-    """:func:`edge_offload_research.turn_plans.plan`, made anew for every turn."""
+    """:func:`edge_offload_research.turn_plans.plan_turns`, made anew for every turn."""
 
     def choose(self, tasks: Sequence[Task], run: Tuple[str, int]) -> str:
         """See :class:`Turns`."""
-        known = tuple(
+        turn_tasks = tuple(
             turn_plans.Task(
                 task.name, task.latency_s, -task.stale_s, task.rate, task.intercept, task.local, task.weight, 1 / RATE
             )
             for task in tasks
         )
         horizon_s = max(turn_plans.HORIZON / RATE, 2.5 * max(task.latency_s for task in tasks))
-        return turn_plans.plan(turn_plans.Problem(known, horizon_s, Rules.max_run, run)).first
+        return turn_plans.plan_turns(turn_plans.Problem(turn_tasks, horizon_s, Rules.max_run, run)).first
 
 
 def true_rates(pair: Pair, k: int, frame: int) -> Tuple[float, float, Optional[float]]:
@@ -179,10 +179,10 @@ def true_rates(pair: Pair, k: int, frame: int) -> Tuple[float, float, Optional[f
     first, last = max(0, frame - AROUND), min(pair.end, frame + AROUND)
     rows = pair.tables[k].drop("carried")[first:last, 1 : AROUND + 1]
     stale = np.broadcast_to(np.arange(1, AROUND + 1) / RATE, rows.shape)
-    known = ~np.isnan(rows)
-    if not known.any() or np.ptp(stale[known]) == 0:
+    observed = ~np.isnan(rows)
+    if not observed.any() or np.ptp(stale[observed]) == 0:
         return 0.0, 0.0, None
-    slope, intercept = np.polyfit(stale[known], rows[known], 1)
+    slope, intercept = np.polyfit(stale[observed], rows[observed], 1)
     return max(0.0, float(intercept)), max(0.0, float(slope)), float(pair.local(k)[first:last].mean())
 
 
@@ -225,7 +225,7 @@ def take_turns(
         together: both offload at once and nobody chooses; they share link and server: back after both latencies.
         way: frames that an offload of a task at a frame takes; None: always the pair's latencies.
     """
-    took = [[latency] for latency in pair.latencies]
+    latencies = [[latency] for latency in pair.latencies]
     seen, run, frame = pair.seen, (0, 0), pair.begin
     coming: List[Tuple[int, int, int]] = []  # when, whose, and of which frame
     offloads: List[Offload] = []
@@ -240,11 +240,11 @@ def take_turns(
             if together:
                 chosen, wait = [0, 1], sum(pair.latencies)
             else:
-                expected_s = [sum(latest) / len(latest) / RATE for latest in took]
+                expected_s = [sum(latest) / len(latest) / RATE for latest in latencies]
                 k = choose(Situation(pair, frame, seen, run, expected_s, estimates, local))
                 run = (k, run[1] + 1 if run[0] == k else 1)
                 chosen, wait = [k], pair.latencies[k] if way is None else way(k, frame)
-                took[k] = [*took[k][1 - RECENT :], wait]
+                latencies[k] = [*latencies[k][1 - RECENT :], wait]
             coming += [(frame + wait, k, frame) for k in chosen]
             offloads += [(frame, k) for k in chosen]
         for k in (0, 1):
@@ -257,8 +257,8 @@ def take_turns(
 def drops_of(pair: Pair, method: str, stale: Array, local: Array) -> Array:
     """[2, frames] what is lost, by what is shown."""
     frames = np.arange(pair.begin, pair.end)
-    own = [np.where(local[k], pair.local(k)[frames], pair.drops(method)[k][frames, stale[k]]) for k in (0, 1)]
-    return np.array(own)
+    drops = [np.where(local[k], pair.local(k)[frames], pair.drops(method)[k][frames, stale[k]]) for k in (0, 1)]
+    return np.array(drops)
 
 
 def replayed(pair: Pair, offloads: Sequence[Offload]) -> Array:

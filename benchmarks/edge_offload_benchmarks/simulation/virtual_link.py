@@ -43,7 +43,7 @@ class VirtualLink:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way."""
+        """True while anything is in flight."""
         return self.outstanding > 0
 
     def at(self, when: float, what: Callable[[], None]) -> None:
@@ -51,11 +51,11 @@ class VirtualLink:
         heapq.heappush(self._events, (when, next(self._count), what))
 
     def lost_within(self, begin: float, end: float) -> float:
-        """When the connection is given up between the two, NEVER if it is not."""
+        """Return when the connection is given up between the two, NEVER if it is not."""
         return min((a for a, b in self._windows(begin, end, self._down) if a < end and b > begin), default=NEVER)
 
     def quiet_s(self, since: float) -> float:
-        """For how long a sign of life has been overdue.
+        """Return for how long a heartbeat has been overdue.
 
         One has been asked for every :data:`ATTENTIVE_S` ``since`` then.
         """
@@ -70,8 +70,8 @@ class VirtualLink:
         """Bytes of the upload under way, and those that are through."""
         if self.upload is None or not self.upload[0] < self.now < self.upload[1]:
             return 0, 0
-        begins, _, size = self.upload
-        return size, int(min(size, self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)))
+        start_s, _, size = self.upload
+        return size, int(min(size, self.trace.bytes_until(self.now) - self.trace.bytes_until(start_s)))
 
     def _windows(self, begin: float, end: float, spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
         period = self.trace.period_s
@@ -81,7 +81,7 @@ class VirtualLink:
         return [(a + k * period, b + k * period) for k in rounds for a, b in spans]
 
     def _within(self, now: float, spans: Sequence[Tuple[float, float]]) -> Optional[float]:
-        """When the one of ``spans`` began that ``now`` lies in; None if it lies in none."""
+        """Return the start of the span that ``now`` lies in; None if there is none."""
         period = self.trace.period_s
         for round_s in (now // period * period, (now // period - 1) * period):
             place = bisect.bisect_right(spans, (now - round_s, math.inf)) - 1
@@ -92,10 +92,10 @@ class VirtualLink:
     def carry(self, sent: float, up: int, server_s: float, down: int) -> Transfer:
         """One request and its reply; times are inf if it never gets through."""
         begin = max(sent, self.free_up_s)
-        received = self.trace.finish(begin, up) + self.rtt_s / 2
+        received = self.trace.finish_time(begin, up) + self.rtt_s / 2
         answered = received + server_s
         begin_down = max(answered, self.free_down_s)
-        back = NEVER if math.isinf(answered) else self.trace.finish(begin_down, down) + self.rtt_s / 2
+        back = NEVER if math.isinf(answered) else self.trace.finish_time(begin_down, down) + self.rtt_s / 2
         return Transfer(sent, sent, received, answered, back, 1e-4, up, down)
 
     def commit(self, transfer: Transfer, source: str) -> None:
@@ -148,29 +148,29 @@ class VirtualLink:
     def _progress(self) -> None:
         if self.upload is None:
             return
-        begins, ends, size = self.upload
+        start_s, ends, size = self.upload
         if self.now >= ends:
             self.estimator.add_progress(self.now, 0, 0)
             self.upload = None
-        elif self.now > begins:
-            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(begins)
+        elif self.now > start_s:
+            carried = self.trace.bytes_until(self.now) - self.trace.bytes_until(start_s)
             self.estimator.add_progress(self.now, size, int(min(size, carried)))
 
 
 def _silences(trace: Trace) -> List[Tuple[float, float]]:
-    """When nothing passes."""
-    found: List[Tuple[float, float]] = []
+    """List the times at which nothing passes."""
+    silences: List[Tuple[float, float]] = []
     since: Optional[float] = None
     for start, rate in [*zip(trace.starts_s, trace.bytes_per_s), (trace.period_s, math.inf)]:
         if rate >= DEAD:
             if since is not None:
-                found.append((since, start))
+                silences.append((since, start))
             since = None
         elif since is None:
             since = start
-    return found
+    return silences
 
 
 def _outages(silences: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """When there is no connection: from a second of silence on until it is up again."""
+    """List the times without a connection: from a second of silence on until it is up again."""
     return [(a + SILENCE_S, b + BACK_TO_READY_S) for a, b in silences if b - a > SILENCE_S]

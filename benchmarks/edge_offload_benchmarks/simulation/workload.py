@@ -81,18 +81,18 @@ def _measure(
                 outputs, report = module.run(frame, Mode.SERVER)
             if report.mode is not Mode.SERVER:
                 raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
-            own_s = _own_coding_s(frame, outputs)
+            coding_time_s = _time_coding_s(frame, outputs)
             if number == 0:
                 continue  # it pays for choosing kernels
             stages = report.stages_s
             compute_s.append(local.stages_s["compute_robot"])
-            coding_s.append(own_s)
-            serving_s.append(max(0.0, report.total_s - stages["uplink"] - stages["downlink"] - own_s))
+            coding_s.append(coding_time_s)
+            serving_s.append(max(0.0, report.total_s - stages["uplink"] - stages["downlink"] - coding_time_s))
             sizes.append(report.bytes_up + HEADERS_UP)
             down = report.bytes_down + HEADERS_DOWN
             pauses_s.append(attention.longest_s)
         replayed = _replayed(address, keys, model, frames)
-        found: List[Workload] = []
+        workloads: List[Workload] = []
         for slowdown in slowdowns:
             costs = [
                 ModeCost(Mode.LOCAL, [slowdown * seconds for seconds in compute_s]),
@@ -100,54 +100,56 @@ def _measure(
             ]
             if replayed["robot_s"]:
                 costs.append(replay_cost(replayed, slowdown, pauses_s))
-            whole_s = [slowdown * own_s + rest_s for own_s, rest_s in zip(coding_s, serving_s)]
-            planned = _planned(model, estimator.module, slowdown, inputs[0], whole_s) if plans else None
-            found.append((costs, planned))
+            unlinked_s = [slowdown * code_s + rest_s for code_s, rest_s in zip(coding_s, serving_s)]
+            planned = _planned(model, estimator.module, slowdown, inputs[0], unlinked_s) if plans else None
+            workloads.append((costs, planned))
         module.close()
-    return found
+    return workloads
 
 
 def _replayed(address: str, keys: str, model: str, frames: int) -> Dict[str, Any]:
-    """What frames of mode ``replay`` cost; nothing, with a word, where this machine cannot run them."""
+    """Measure frames of mode ``replay``; nothing, with a line of text, where this machine cannot run them."""
     with Process(modes_robot(address, keys, model), ONE_THREAD) as robot:
-        lacks = robot.ask({"prepare": Mode.REPLAY.value}, OPEN_S)["lacks"]
-        found = robot.ask({"costs": 0 if lacks else frames}, OPEN_S)
+        lacks = robot.request_answer({"prepare": Mode.REPLAY.value}, OPEN_S)["lacks"]
+        costs = robot.request_answer({"costs": 0 if lacks else frames}, OPEN_S)
         robot.end()
-    if not found["robot_s"]:
+    if not costs["robot_s"]:
         print(f"without mode replay: {lacks or 'no frame took one round trip'}", file=sys.stderr)
-    return found
+    return costs
 
 
-def replay_cost(found: Mapping[str, Any], slowdown: float, pauses_s: Sequence[float]) -> ModeCost:
-    """Mode ``replay`` of a robot that is so much slower; ``found``: what a robot said of its frames.
+def replay_cost(costs: Mapping[str, Any], slowdown: float, pauses_s: Sequence[float]) -> ModeCost:
+    """Mode ``replay`` of a robot that is so much slower; ``costs``: what a robot said of its frames.
 
     Args:
-        found: ``robot_s``, ``server_s``, ``bytes_up`` and ``bytes_down``, a number per frame.
+        costs: ``robot_s``, ``server_s``, ``bytes_up`` and ``bytes_down``, a number per frame.
         slowdown: of the robot's part.
         pauses_s: see :class:`ModeCost`.
     """
     return ModeCost(
         Mode.REPLAY,
-        [slowdown * seconds for seconds in found["robot_s"]],
-        found["server_s"],
-        [size + HEADERS_UP for size in found["bytes_up"]],
-        max(found["bytes_down"]) + HEADERS_DOWN,
+        [slowdown * seconds for seconds in costs["robot_s"]],
+        costs["server_s"],
+        [size + HEADERS_UP for size in costs["bytes_up"]],
+        max(costs["bytes_down"]) + HEADERS_DOWN,
         pauses_s,
     )
 
 
-def _own_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
-    """Seconds that the robot codes the input and decodes the answer."""
+def _time_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
+    """Time the robot's coding of the input and decoding of the answer."""
     from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 
     descriptors, buffers = pack_tensors(outputs)
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     pack_tensors(inputs)
     unpack_tensors(descriptors, [bytes(part) for part in buffers], max_bytes=1 << 30)
-    return time.perf_counter() - began
+    return time.perf_counter() - started_at
 
 
-def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], whole_s: Sequence[float]) -> PlannedCost:
+def _planned(
+    model: str, module: Any, slowdown: float, inputs: Sequence[Any], unlinked_s: Sequence[float]
+) -> PlannedCost:
     """Plans for ``split``, simulated from the times of the operators here.
 
     Args:
@@ -155,7 +157,7 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
         module: its network.
         slowdown: how many times slower than this machine the robot is.
         inputs: tensors of one inference.
-        whole_s: what requests for the whole network really took apart from the link: what is simulated is off by as
+        unlinked_s: what requests for the whole network really took apart from the link: what is simulated is off by as
             much as it is for these.
     """
     from edge_offload.modes.split.robot.opening import BANDWIDTHS, REQUEST_S
@@ -176,7 +178,7 @@ def _planned(model: str, module: Any, slowdown: float, inputs: Sequence[Any], wh
     # as if the link were not there
     (remote,) = plan_table(Space(costs, [FREE], True), "server_only", None, Effort()).plans
     simulated_s = simulate_plan(remote, costs, FREE).makespan_s - 2 * costs.link.latency_s
-    return PlannedCost.of(costs, table, [seconds / simulated_s for seconds in whole_s])
+    return PlannedCost.of(costs, table, [seconds / simulated_s for seconds in unlinked_s])
 
 
 def load_workload(path: pathlib.Path) -> List[ModeCost]:

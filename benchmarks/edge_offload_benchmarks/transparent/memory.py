@@ -30,31 +30,39 @@ def measure(robot: Any, server_pid: int, names: Sequence[str], scale: float = 1.
             total += item.memory_info().rss
         return total
 
-    def ask(request: Dict[str, Any]) -> Dict[str, Any]:
-        answer: Dict[str, Any] = robot.ask(request)
+    def send_request(request: Dict[str, Any]) -> Dict[str, Any]:
+        answer: Dict[str, Any] = robot.request_answer(request)
         if "error" in answer:
             raise RemoteError(f"{name}: {answer['error']}")
         return answer
 
-    found = []
+    outcomes = []
     for name in names:
         count, every = (max(1, int(value * scale)) for value in PLANS[name])
-        ask({"do": "steady", "model": name})
+        send_request({"do": "steady", "model": name})
         points: List[Dict[str, Any]] = []
         for done in range(every, count + 1, every):
-            answer = ask({"do": "repeat", "count": every})
+            answer = send_request({"do": "repeat", "count": every})
             points.append({
                 "inferences": done, "robot_bytes": resident(robot.pid), "server_bytes": resident(server_pid),
                 "round_trips": answer["round_trips"],
             })  # fmt: skip
-        found.append({"model": name, "points": points, "equal": ask({"do": "repeat", "count": 1})["equal"] == 1,
-                      **{f"{side}_plateau": plateau([point[f"{side}_bytes"] for point in points])
-                         for side in ("robot", "server")}})  # fmt: skip
-    return found
+        outcomes.append(
+            {
+                "model": name,
+                "points": points,
+                "equal": send_request({"do": "repeat", "count": 1})["equal"] == 1,
+                **{
+                    f"{side}_plateau": plateau([point[f"{side}_bytes"] for point in points])
+                    for side in ("robot", "server")
+                },
+            }
+        )
+    return outcomes
 
 
 def plateau(sizes: Sequence[int]) -> bool:
-    """Whether what was read in the second half is no more than what was read before it, within the noise of pages."""
+    """Return whether the second half is at most what was read before, within the noise of pages."""
     half = len(sizes) // 2
     before, after = max(sizes[: half + 1]), max(sizes[half:])
     return after - before <= max(SHARE * before, BYTES)

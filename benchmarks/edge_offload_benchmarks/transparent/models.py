@@ -33,12 +33,12 @@ class Case:
 
 def cases() -> List[Case]:
     """All networks, by the order in which they are measured."""
-    here = __name__
-    found = [Case("kapao_s", "people", "kapao_s", {"size": 640}), Case("movenet", "people", "movenet", {})]
-    found += [Case(name, "classification", name, {}) for name in CLASSIFIERS]
-    found += [Case(name, "segmentation", f"{here}:segmenter", {"network": name}) for name in SEGMENTERS]
-    found += [Case(name, "detection", f"{here}:detector", {"network": name}) for name in DETECTORS]
-    return found
+    module_name = __name__
+    listed = [Case("kapao_s", "people", "kapao_s", {"size": 640}), Case("movenet", "people", "movenet", {})]
+    listed += [Case(name, "classification", name, {}) for name in CLASSIFIERS]
+    listed += [Case(name, "segmentation", f"{module_name}:segmenter", {"network": name}) for name in SEGMENTERS]
+    listed += [Case(name, "detection", f"{module_name}:detector", {"network": name}) for name in DETECTORS]
+    return listed
 
 
 def small_cases() -> List[Case]:
@@ -75,8 +75,8 @@ class Boxes(nn.Module):
 
     def forward(self, image: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """``image``: float32 [3, h, w], 0 to 1."""
-        (found,) = self.network([image])
-        return found["boxes"], found["labels"], found["scores"]
+        (detections,) = self.network([image])
+        return detections["boxes"], detections["labels"], detections["scores"]
 
 
 def segmenter(network: str, seed: int = 0) -> nn.Module:

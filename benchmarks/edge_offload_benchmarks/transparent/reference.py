@@ -31,7 +31,7 @@ class CudaReference:
         )
 
     def outputs(self, model: str, tensor: torch.Tensor) -> List[torch.Tensor]:
-        """What the network called ``model`` makes of one input, on the host.
+        """Compute the outputs of ``model`` for one input, on the host.
 
         Raises:
             RemoteError: the process has ended.
@@ -48,8 +48,8 @@ class CudaReference:
                 raise RemoteError("the reference's process has ended", remedy="see what it said above") from None
             if not self._process.stdout.readline():
                 raise RemoteError("the reference's process has ended", remedy="see what it said above")
-            found: List[torch.Tensor] = torch.load(path, weights_only=True)
-        return found
+            stored: List[torch.Tensor] = torch.load(path, weights_only=True)
+        return stored
 
     def close(self) -> None:
         """End the process."""
@@ -63,21 +63,21 @@ def main() -> int:
     from edge_offload.execute import devices
     from edge_offload.execute.module import as_tensors
     from edge_offload.models.registry import build_module
-    from edge_offload_research.device.conformance.reference import settle
+    from edge_offload_research.device.conformance.reference import set_reference_flags
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settle(devices.pick_device("cuda"))
-    known = {case.name: case for case in (*cases(), *small_cases())}
+    set_reference_flags(devices.pick_device("cuda"))
+    by_name = {case.name: case for case in (*cases(), *small_cases())}
     name, module = "", torch.nn.Module()
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["model"] != name:
-            name = asked["model"]
-            module = (known[name].module() if name in known else build_module(name).eval()).to("cuda")
+        request = json.loads(line)
+        if request["model"] != name:
+            name = request["model"]
+            module = (by_name[name].module() if name in by_name else build_module(name).eval()).to("cuda")
         with torch.no_grad():
-            outputs = as_tensors(module(torch.load(asked["path"], weights_only=True).to("cuda")))
-        torch.save([one.cpu() for one in outputs], asked["path"])
+            outputs = as_tensors(module(torch.load(request["path"], weights_only=True).to("cuda")))
+        torch.save([one.cpu() for one in outputs], request["path"])
         print("done", file=out, flush=True)
     return 0
 

@@ -41,10 +41,10 @@ class Robot:
         self.case = case
         self.inputs = Inputs(case)
         self.local = case.module()
-        found = current_installation()
-        assert found is not None
-        self.device = found
-        self.remote: Any = found.remote
+        device = current_installation()
+        assert device is not None
+        self.device = device
+        self.remote: Any = device.remote
         self.remote_module: Optional[nn.Module] = None
         self.client = Client(address).start()
         self.client.wait_ready(30.0)
@@ -78,12 +78,12 @@ class Robot:
         tensor = self.inputs.next()
         before = self._counts()
         self.remote.spent.reset()
-        cpu_s, began_s = time.thread_time(), time.monotonic()
+        cpu_s, started_s = time.thread_time(), time.monotonic()
         outputs = self._run(mode, tensor)
         ended_s = time.monotonic()
         walk_s = time.thread_time() - cpu_s
         after = self._counts()
-        record = {"latency_s": ended_s - began_s, "walk_s": walk_s, "outputs": outputs, "input": tensor}
+        record = {"latency_s": ended_s - started_s, "walk_s": walk_s, "outputs": outputs, "input": tensor}
         if mode is Mode.SERVER:
             attempt = self._attempt
             stages = attempt.stages_s
@@ -114,11 +114,11 @@ class Robot:
                 self._attempt = self.server.run([tensor], {}, PATIENT)
                 return self._attempt.outputs
             if mode is Mode.LOCAL:
-                found = self.local(tensor)
+                outputs = self.local(tensor)
             else:
                 assert self.remote_module is not None
-                found = self.remote_module(tensor.to("cuda"))
-            return tuple(item.cpu() for item in as_tensors(found))
+                outputs = self.remote_module(tensor.to("cuda"))
+            return tuple(item.cpu() for item in as_tensors(outputs))
 
 
 def measure(robot: Robot, modes: List[Mode], count: int, reference: Optional[CudaReference] = None) -> Dict[str, Any]:
@@ -155,11 +155,11 @@ class Steady:
     """A network on the device in mode replay, again and again, with fresh inputs."""
 
     def __init__(self, case: Case, reference: Optional[CudaReference] = None) -> None:
-        found = current_installation()
-        assert found is not None
-        found.switch_mode(Mode.REPLAY)
+        device = current_installation()
+        assert device is not None
+        device.switch_mode(Mode.REPLAY)
         self._name, self._reference = case.name, reference
-        self._device = found
+        self._device = device
         self._inputs = Inputs(case)
         self._local = case.module()
         self._module = case.module().to("cuda")
@@ -168,41 +168,43 @@ class Steady:
         """``count`` inferences; says what they cost, and how many of the last ``compared`` have the wanted bits."""
         before, equal = self._device.recorder.counters.round_trips, 0
         with torch.no_grad():
-            for left in reversed(range(count)):
+            for remaining in reversed(range(count)):
                 tensor = self._inputs.next()
                 outputs = [item.cpu() for item in as_tensors(self._module(tensor.to("cuda")))]
-                equal += left < compared and same_bits(outputs, self._wanted(tensor))
+                equal += remaining < compared and same_bits(outputs, self._expected(tensor))
         trips = self._device.recorder.counters.round_trips - before
         return {"inferences": count, "round_trips": trips, "equal": equal}
 
-    def _wanted(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    def _expected(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         if self._reference is not None:
             return self._reference.outputs(self._name, tensor)
         return as_tensors(self._local(tensor))
 
 
-def same_bits(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
-    """Whether two results have the same shapes and values."""
-    return len(found) == len(wanted) and all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(found, wanted))
+def same_bits(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Return whether two results have the same shapes and values."""
+    return len(outputs) == len(expected) and all(
+        a.shape == b.shape and torch.equal(a, b) for a, b in zip(outputs, expected)
+    )
 
 
 def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
-    """Seconds per call over a chain of replayed functional operators, the interpreter and torch's binding included.
+    """Time a call in a chain of replayed functional operators, the interpreter and torch's binding included.
 
     The median of ``repeats`` chains, by the clock and by the processor time of the calling thread: the link, the
     emulator and whatever else runs on the same core take from the one and not from the other.
     """
-    found = current_installation()
-    assert found is not None
-    found.switch_mode(Mode.REPLAY)
+    device = current_installation()
+    assert device is not None
+    device.switch_mode(Mode.REPLAY)
     state = torch.zeros(16, device="cuda")
     plain, other = torch.randn(16), torch.zeros(16)
 
     def walk(tensor: torch.Tensor, added: torch.Tensor) -> Tuple[torch.Tensor, float, float]:
-        cpu_s, began_s = time.thread_time(), time.perf_counter()
+        cpu_s, started_s = time.thread_time(), time.perf_counter()
         for _ in range(chain):
             tensor = torch.add(tensor, added)
-        spent_s = time.perf_counter() - began_s
+        spent_s = time.perf_counter() - started_s
         return tensor, spent_s / chain, (time.thread_time() - cpu_s) / chain
 
     def once() -> Tuple[float, float]:
@@ -218,27 +220,27 @@ def kernel_cost(chain: int = 200, repeats: int = 50) -> Dict[str, float]:
 
 
 class Requests:
-    """What the robot can be asked for: a method per request, with the request's other fields as arguments."""
+    """Requests to the robot: a method per request, with the request's other fields as arguments."""
 
     def __init__(self, address: str, reference: Optional[CudaReference] = None) -> None:
         self._address = address
         self._reference = reference
-        self._known = {case.name: case for case in (*cases(), *small_cases())}
+        self._cases = {case.name: case for case in (*cases(), *small_cases())}
         self.robot: Optional[Robot] = None
         self._steady: Optional[Steady] = None
 
     def answer(self, do: str, **arguments: Any) -> Dict[str, Any]:
         """The answer; what goes wrong is one, too."""
         try:
-            found: Dict[str, Any] = getattr(self, f"do_{do}")(**arguments)
-            return found
+            response: Dict[str, Any] = getattr(self, f"do_{do}")(**arguments)
+            return response
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def do_load(self, model: str) -> Dict[str, Any]:
         """A network, ready in every mode."""
         self.close()
-        self.robot = Robot(self._known[model], self._address)
+        self.robot = Robot(self._cases[model], self._address)
         self.robot.prepare()
         return {}
 
@@ -248,13 +250,13 @@ class Requests:
         return measure(self.robot, [Mode(name) for name in modes], count, self._reference)
 
     def do_kernel(self) -> Dict[str, float]:
-        """What a replayed call costs."""
+        """Measure the cost of a replayed call."""
         return kernel_cost()
 
     def do_steady(self, model: str) -> Dict[str, Any]:
         """A network in mode replay alone."""
         self._steady = None
-        self._steady = Steady(self._known[model], self._reference)
+        self._steady = Steady(self._cases[model], self._reference)
         return {}
 
     def do_repeat(self, count: int, compared: int = 1) -> Dict[str, Any]:

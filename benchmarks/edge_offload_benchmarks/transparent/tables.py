@@ -26,7 +26,7 @@ WHOSE = {"cpu": "the robot's own", "cuda": "plain CUDA's"}
 
 
 def bits_row(item: Mapping[str, Any], whose: str = WHOSE["cpu"]) -> str:
-    """How many inferences of one network were compared."""
+    """Format the number of compared inferences of one network."""
     equal = f"{item['equal']} of {item['inferences']} inferences in mode replay equal {whose}"
     return f"{item['model']:<38} {equal}, {item['round_trips']} round trips"
 
@@ -81,18 +81,18 @@ def _ratio(value: Optional[float]) -> str:
 
 def plot(record: Dict[str, Any], path: pathlib.Path) -> None:
     """Median latency by network and mode, one panel per link."""
-    from edge_offload_benchmarks.plotting import panels
+    from edge_offload_benchmarks.plotting import open_panels
 
     links = list(dict.fromkeys(line["link"] for line in record["records"]))
     models = list(dict.fromkeys(line["model"] for line in record["records"]))
     modes = ("local", "server", *("replay", "lazy", "cached", "per_op"))
-    with panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
+    with open_panels(path, len(links), 1, (11, 3.6 * len(links))) as grid:
         for panel, link in zip(grid[:, 0], links):
             for offset, mode in enumerate(modes):
-                found = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
+                p50_s = {line["model"]: line["latency_s"]["p50"] for line in record["records"]
                          if line["link"] == link and line["mode"] == mode}  # fmt: skip
-                places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in found]
-                panel.bar(places, [found[model] * 1e3 for model in models if model in found], 0.13, label=mode)
+                places = [i + (offset - 2.5) * 0.13 for i, model in enumerate(models) if model in p50_s]
+                panel.bar(places, [p50_s[model] * 1e3 for model in models if model in p50_s], 0.13, label=mode)
             panel.set_yscale("log")
             panel.set_ylabel("median latency, ms")
             panel.set_title(link)

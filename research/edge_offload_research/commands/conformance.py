@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     from edge_offload import records
     from edge_offload_research.device.conformance import report
-    from edge_offload_research.device.conformance.run import Child, Journal, Settings, catalogue, judge_all
+    from edge_offload_research.device.conformance.run import Child, Journal, Settings, judge_all, read_catalogue
 
     modes = args.modes.split(",")
     strange = [mode for mode in modes if mode not in MODES]
@@ -72,11 +72,18 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(modes, args.limit, args.timeout, launcher, layouts, args.reference)
     child = Child(settings)
     try:
-        known = catalogue(child)
-        names = [name for name in known["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)]
+        entries_facts = read_catalogue(child)
+        names = [
+            name for name in entries_facts["entries"] if any(fnmatch.fnmatchcase(name, glob) for glob in args.entries)
+        ]
         if not names:
             raise BadInput(f"no entry of op_db matches {' '.join(args.entries)}", remedy="such as 'nn.functional.*'")
-        facts = {"torch": known["torch"], "modes": modes, "dtypes": known["dtypes"], "limit": args.limit}
+        facts = {
+            "torch": entries_facts["torch"],
+            "modes": modes,
+            "dtypes": entries_facts["dtypes"],
+            "limit": args.limit,
+        }
         facts.update(layouts=layouts, **({"reference": "cuda"} if args.reference == "cuda" else {}))
         journal = Journal(args.journal, facts)
         progress = report.Progress(len(names), sum(name in journal.records for name in names))
@@ -84,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     finally:
         child.close()
     record = report.record_of(entries, facts)
-    print(report.table(record))
+    print(report.format_table(record))
     write_each(
         lambda: records.write(args.json, "conformance", record) if args.json else None,
-        lambda: write_text(args.markdown, report.page(record)) if args.markdown else None,
+        lambda: write_text(args.markdown, report.format_page(record)) if args.markdown else None,
     )
     return 1 if any(totals["wrong"] for totals in record["totals"].values()) else 0

@@ -69,10 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action."""
-    return {"emulate": _emulate, "control": _control, "list": _list, "make-traces": _make}[args.action](args)
+    return {"emulate": _run_emulator, "control": _control_emulator, "list": _list_traces, "make-traces": _make_traces}[
+        args.action
+    ](args)
 
 
-def _emulate(args: argparse.Namespace) -> int:
+def _run_emulator(args: argparse.Namespace) -> int:
     from edge_offload.errors import BadInput
     from edge_offload_research.emulate.control import ControlServer
     from edge_offload_research.emulate.trace import BYTES_PER_MBIT, RTT_S, Link, Trace, load_trace, named_link
@@ -89,7 +91,7 @@ def _emulate(args: argparse.Namespace) -> int:
     if args.trace:
         link = Link.of(pathlib.Path(args.trace).stem, load_trace(args.trace), rtt_s)
     elif args.rate_mbps is not None:
-        link = Link.of("custom", Trace.constant(args.rate_mbps * BYTES_PER_MBIT), rtt_s)
+        link = Link.of("custom", Trace.constant_trace(args.rate_mbps * BYTES_PER_MBIT), rtt_s)
     else:
         link = named_link(args.link or "wifi_93mbps")
         if args.rtt_ms is not None:
@@ -97,30 +99,30 @@ def _emulate(args: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with _emulator(args, link) as emulator:
+    with _make_emulator(args, link) as emulator:
         control = ControlServer(emulator, args.control)
         about = {"listen": emulator.address, "to": args.to, "link": link.name, "control": control.address,
                  "level": emulator.stats()["level"]}  # fmt: skip
         print(json.dumps(about), flush=True)
         try:
-            told = False
+            announced = False
             while not stop.wait(0.5):
                 try:
-                    _save(args.json_stats, emulator.stats())
+                    _save_stats(args.json_stats, emulator.stats())
                 except BadInput as error:
                     # the link goes on: robots depend on it, and the figures are printed at the end
-                    if not told:
+                    if not announced:
                         print(f"edge-offload link: {error}", file=sys.stderr, flush=True)
-                    told = True
+                    announced = True
         finally:
             control.close()
             stats = emulator.stats()
             print(json.dumps(stats), flush=True)
-            _save(args.json_stats, stats)
+            _save_stats(args.json_stats, stats)
     return 0
 
 
-def _emulator(args: argparse.Namespace, link: Link) -> ContextManager[Any]:
+def _make_emulator(args: argparse.Namespace, link: Link) -> ContextManager[Any]:
     """The emulator of the level that was asked for, or the proxy and one line where packets are not possible."""
     from edge_offload.errors import Unsupported
     from edge_offload_research.emulate.emulator import Emulator
@@ -147,12 +149,12 @@ def packet_emulator(args: argparse.Namespace, link: Link, queue_bytes: Optional[
     values = options(args.impair)
     if queue_bytes:
         values.setdefault("queue_bytes", queue_bytes)
-    pair = impairments.changed(impairments.of_link(link), values)
+    pair = impairments.change_impairments(impairments.of_link(link), values)
     made: ContextManager[Any] = PacketEmulator(args.listen, args.to, link, pair, args.seed)
     return made
 
 
-def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
+def _save_stats(path: Optional[str], stats: Dict[str, Any]) -> None:
     """Replace the file as a whole: a reader never sees half of it."""
     if not path:
         return
@@ -161,7 +163,7 @@ def _save(path: Optional[str], stats: Dict[str, Any]) -> None:
     records.write(path, "link_stats", stats)
 
 
-def _control(args: argparse.Namespace) -> int:
+def _control_emulator(args: argparse.Namespace) -> int:
     from edge_offload_research.emulate.control import Control
 
     arguments = options(args.arguments)
@@ -170,7 +172,7 @@ def _control(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(_args: argparse.Namespace) -> int:
+def _list_traces(_args: argparse.Namespace) -> int:
     from edge_offload_research.emulate.trace import named_links
 
     for name, text in named_links().items():
@@ -178,7 +180,7 @@ def _list(_args: argparse.Namespace) -> int:
     return 0
 
 
-def _make(args: argparse.Namespace) -> int:
+def _make_traces(args: argparse.Namespace) -> int:
     from edge_offload_research.emulate.trace import TRACE_DIRECTORY, write_traces
 
     for path in write_traces(args.directory or TRACE_DIRECTORY):

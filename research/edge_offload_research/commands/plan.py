@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="--verify only what --out does not hold yet")
 
 
-def bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
+def bandwidth_bins(count: int = 31, low: float = 0.5e6, high: float = 30e6) -> Tuple[float, ...]:
     """Bandwidths in bytes per second, in equal ratios."""
     return tuple(low * (high / low) ** (k / (count - 1)) for k in range(count))
 
@@ -100,28 +100,28 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"--plot {args.plot}", remedy=f"name one of {', '.join(PICTURES)}")
     if args.bounds and args.bound is None:
         raise BadInput("--bounds notes bounds, and none was asked for", remedy="add --bound LABELS")
-    held = records.read_list(args.bounds, "split_bound")
+    earlier = records.read_list(args.bounds, "split_bound")
     # what is named is read before minutes are spent on measuring
     profiles = [Profile.read(path) if path else None for path in (args.profile, args.server_profile)]
     network = network_of(args, dense=args.verify)
-    model = _model(args, network, *profiles)
-    bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bins()
+    model = _make_model(args, network, *profiles)
+    bandwidths = sorted(rate * 1e6 for rate in args.bandwidth) if args.bandwidth else bandwidth_bins()
     objective = Objective(args.objective, args.weight, args.deadline)
     if args.verify:
-        return _verify(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
+        return _verify_plans(args, network, model, bandwidths, objective, Effort(seconds=args.seconds))
     effort = Effort(seconds=args.seconds, evaluations=EVALUATIONS)
     if args.bounds:
-        return _note_bounds(args, model, bandwidths, effort, held)
+        return _note_bounds(args, model, bandwidths, effort, earlier)
     started = time.perf_counter()
     table = plan_table(Space(model, bandwidths, not args.no_codecs), args.planner, objective, effort)
     planning_s = time.perf_counter() - started
-    table, bounds = _bounds(args, model, table)
+    table, bounds = _bound_table(args, model, table)
     if args.stream:
         from edge_offload_research.split.runtime.streaming import stream_table
 
         table = stream_table(table, model)
-    rows = _rows(args, model, table, objective, bounds)
-    _print(args, rows, planning_s)
+    rows = _make_rows(args, model, table, objective, bounds)
+    _print_rows(args, rows, planning_s)
     if args.out:
         records.write(args.out, "split_table", {
             "model": args.model, "planner": args.planner, "objective": args.objective, "slowdown": args.slowdown,
@@ -129,15 +129,15 @@ def run(args: argparse.Namespace) -> int:
         })  # fmt: skip
     if args.plot or args.measure:
         rate = args.plot_bandwidth * 1e6 if args.plot_bandwidth else _most_gained(rows)
-        measured = _measured(args, network, model, table.plan_at(rate), rate) if args.measure else None
+        measured = _measure_plan(args, network, model, table.plan_at(rate), rate) if args.measure else None
         if args.plot:
-            from edge_offload_research.split.model.draw import draw
+            from edge_offload_research.split.model.draw import draw_plan
 
-            draw(table.plan_at(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
+            draw_plan(table.plan_at(rate), model, rate, args.plot, f"{args.model}, {args.planner}", measured)
     return 0
 
 
-def _measured(
+def _measure_plan(
     args: argparse.Namespace, network: TracedNetwork, model: CostModel, plan: SplitPlan, rate: float
 ) -> Tuple[float, Sequence[TimelineSpan]]:
     """Makespan and timeline of a plan that is run here; says what both sides did."""
@@ -150,16 +150,16 @@ def _measured(
     from edge_offload_research.split.runtime.timeline import measure_timeline
 
     runs = compile_ready(plan, network.located, sequence_hash(network.located.sequence))
-    found, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
+    measured, seconds = measure_timeline(runs, network, network.inputs, rate, model.link, args.slowdown)
     expected_s = simulate_plan(plan, model, rate).makespan_s
     print(f"at {rate / 1e6:.1f} MB/s (link emulated), {len(seconds)} times: median "
           f"{statistics.median(seconds) * 1e3:.1f} ms, {expected_s * 1e3:.1f} were expected; robot idle "
-          f"{found.idle(Side.ROBOT):.0%}, server idle {found.idle(Side.SERVER):.0%}, "
-          f"overlap_ratio {found.overlap_ratio:.2f}")  # fmt: skip
-    return found.makespan_s, found.spans
+          f"{measured.idle_share(Side.ROBOT):.0%}, server idle {measured.idle_share(Side.SERVER):.0%}, "
+          f"overlap_ratio {measured.overlap_ratio:.2f}")  # fmt: skip
+    return measured.makespan_s, measured.spans
 
 
-def _model(
+def _make_model(
     args: argparse.Namespace, network: TracedNetwork, robot: Optional[Profile], server: Optional[Profile]
 ) -> CostModel:
     from edge_offload.execute.heap import retain_freed_memory
@@ -174,7 +174,7 @@ def _model(
     )
 
 
-def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
+def _make_rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objective: Objective,
           bounds: Sequence[Optional[float]]) -> List[Dict[str, Any]]:  # fmt: skip
     import json
 
@@ -185,7 +185,7 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     space = Space(model, table.bandwidths, not args.no_codecs)
     names = {"device_only_s": "device_only", "server_only_s": "server_only", "layers_s": "dsccs"}
     baselines = {key: plan_table(space, name, objective).predicted_s for key, name in names.items()}
-    gaps = _gaps(args, space, table, objective)
+    gaps = _certify_gaps(args, space, table, objective)
     rows = []
     for k, (rate, plan) in enumerate(zip(table.bandwidths, table.plans)):
         outcome = simulate_plan(plan, model, rate)
@@ -206,15 +206,17 @@ def _rows(args: argparse.Namespace, model: CostModel, table: PlanTable, objectiv
     return rows
 
 
-def _gaps(args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
+def _certify_gaps(
+    args: argparse.Namespace, space: Space, table: PlanTable, objective: Objective
+) -> List[Optional[float]]:
     if not args.certify:
         return [None] * len(table.plans)
-    from edge_offload_research.split.bounds.certificate import certify
+    from edge_offload_research.split.bounds.certificate import certify_table
 
-    return certify(space, table, objective)
+    return certify_table(space, table, objective)
 
 
-def _bounds(args: argparse.Namespace, model: CostModel,
+def _bound_table(args: argparse.Namespace, model: CostModel,
             table: PlanTable) -> Tuple[PlanTable, List[Optional[float]]]:  # fmt: skip
     """The table, improved where the search for a bound comes by better plans, and each plan's gap."""
     if args.bound is None:
@@ -229,37 +231,41 @@ def _bounds(args: argparse.Namespace, model: CostModel,
 
 
 def _note_bounds(
-    args: argparse.Namespace, model: CostModel, bandwidths: Sequence[float], effort: Effort, known: List[Dict[str, Any]]
+    args: argparse.Namespace,
+    model: CostModel,
+    bandwidths: Sequence[float],
+    effort: Effort,
+    earlier: List[Dict[str, Any]],
 ) -> int:
-    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again; ``known``: what is there."""
+    """Bandwidth after bandwidth, so that a run that is cut off can be taken up again; ``earlier``: what is there."""
     import time
 
     from edge_offload import records
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import plan_table
 
-    held = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in known}
-    kept = Kept()
+    recorded = {tuple(one[key] for key in ("model", "slowdown", "codecs", "bandwidth_bytes_per_s")) for one in earlier}
+    saver = Kept()
     for rate in bandwidths:
-        if (args.model, args.slowdown, not args.no_codecs, rate) in held:
+        if (args.model, args.slowdown, not args.no_codecs, rate) in recorded:
             continue
         planned = plan_table(Space(model, [rate], not args.no_codecs), args.planner, None, effort)
         started = time.perf_counter()
-        table, (gap,) = _bounds(args, model, planned)
-        known.append({
+        table, (gap,) = _bound_table(args, model, planned)
+        earlier.append({
             "model": args.model, "bandwidth_bytes_per_s": rate, "slowdown": args.slowdown, "codecs": not args.no_codecs,
             "labels": args.bound, "shape": table.plans[0].kind, "planned_s": planned.predicted_s[0],
             "makespan_s": table.predicted_s[0], "bound_s": None if gap is None else table.predicted_s[0] / (1.0 + gap),
             "gap": gap, "seconds": time.perf_counter() - started,
         })  # fmt: skip
         print(f"{args.model} at {rate / 1e6:g} MB/s: {table.predicted_s[0] * 1e3:.1f} ms, gap "
-              f"{'-' if gap is None else format(gap, '.2%')}, {known[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
-        kept("bounds", lambda: records.write(args.bounds, "split_bound", known))
-    kept.settle()
+              f"{'-' if gap is None else format(gap, '.2%')}, {earlier[-1]['seconds']:.0f} s", flush=True)  # fmt: skip
+        saver("bounds", lambda: records.write(args.bounds, "split_bound", earlier))
+    saver.settle()
     return 0
 
 
-def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
+def _print_rows(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s: float) -> None:
     emulated = f", robot emulated {args.slowdown:g}x slower" if args.slowdown != 1.0 else ""
     print(f"{args.model}: {args.planner}, {args.objective}, planned in {planning_s:.1f} s{emulated}")
     print(f"{'MB/s':>6} {'plan':<7} {'ms':>8} {'J':>7} {'up kB':>8} {'down kB':>8} {'robot rows':>10} "
@@ -275,13 +281,13 @@ def _print(args: argparse.Namespace, rows: Sequence[Dict[str, Any]], planning_s:
 def _most_gained(rows: Sequence[Dict[str, Any]]) -> float:
     """Bandwidth at which the plan gains most over the best baseline."""
 
-    def gain(row: Dict[str, Any]) -> float:
+    def gain_of(row: Dict[str, Any]) -> float:
         return float(min(row["device_only_s"], row["server_only_s"], row["layers_s"]) / max(row["makespan_s"], 1e-9))
 
-    return float(max(rows, key=gain)["bandwidth_bytes_per_s"])
+    return float(max(rows, key=gain_of)["bandwidth_bytes_per_s"])
 
 
-def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, bandwidths: Sequence[float],
+def _verify_plans(args: argparse.Namespace, network: TracedNetwork, model: CostModel, bandwidths: Sequence[float],
             objective: Objective, effort: Effort) -> int:  # fmt: skip
     import json
     import random
@@ -292,39 +298,45 @@ def _verify(args: argparse.Namespace, network: TracedNetwork, model: CostModel, 
     from edge_offload.split.model.check import check_plan
     from edge_offload.split.planners.space import Space
     from edge_offload.split.planners.table import PLANNERS, plan_table
-    from edge_offload_research.split.model.exactness import Verifier, passes, random_split, shortened
+    from edge_offload_research.split.model.exactness import Verifier, passes_check, random_split, shortened_plans
 
     options = list(args.option)
-    held = records.read_list(args.out, "split_exactness")
-    others = [record for record in held if record["model"] != args.model]
-    found = [record for record in held if args.resume and record["model"] == args.model
+    earlier = records.read_list(args.out, "split_exactness")
+    others = [record for record in earlier if record["model"] != args.model]
+    verified = [record for record in earlier if args.resume and record["model"] == args.model
              and record.get("options", []) == options]  # fmt: skip
-    known = {record["planner"] for record in found}
+    verified_planners = {record["planner"] for record in verified}
     verifier = Verifier(network)
-    kept = Kept()
+    saver = Kept()
 
-    def keep(record: Dict[str, Any]) -> None:
+    def save_record(record: Dict[str, Any]) -> None:
         records.validate("split_exactness", record)
-        found.append(record)
+        verified.append(record)
         print(f"{args.model}, {record['planner']}: {record['plans']} plans, float64 {record['float64']:.1e}, "
               f"{'exact' if record['exact'] else 'NOT EXACT'}", file=sys.stderr)  # fmt: skip
         if args.out:
-            kept("out", lambda: records.write(args.out, "split_exactness", [*others, *found]))
+            saver("out", lambda: records.write(args.out, "split_exactness", [*others, *verified]))
 
     for name in PLANNERS:
-        if name not in known:
+        if name not in verified_planners:
             plans = plan_table(Space(model, bandwidths, not args.no_codecs), name, objective, effort).plans
-            keep({**verifier.record(args.model, name, plans), "options": options})
-    if "random" not in known:
+            save_record({**verifier.make_record(args.model, name, plans), "options": options})
+    if "random" not in verified_planners:
         identity = sequence_hash(network.program.sequence)
         anywhere = [check_plan(random_split(network.located, random.Random(seed)), network.located, identity)
                     for seed in range(args.random)]  # fmt: skip
-        mutants = [mutant for plan in anywhere for mutant in shortened(plan)]
-        refused = sum(not passes(mutant, network.located, identity) for mutant in mutants)
-        keep({**verifier.record(args.model, "random", anywhere), "options": options, "mutants": len(mutants),
-              "mutants_refused": refused})  # fmt: skip
-    json.dump(found, sys.stdout, indent=2)
+        mutants = [mutant for plan in anywhere for mutant in shortened_plans(plan)]
+        refused = sum(not passes_check(mutant, network.located, identity) for mutant in mutants)
+        save_record(
+            {
+                **verifier.make_record(args.model, "random", anywhere),
+                "options": options,
+                "mutants": len(mutants),
+                "mutants_refused": refused,
+            }
+        )
+    json.dump(verified, sys.stdout, indent=2)
     print()
-    kept.settle()
-    fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in found)
+    saver.settle()
+    fine = all(record["exact"] and record.get("mutants") == record.get("mutants_refused") for record in verified)
     return 0 if fine else 1

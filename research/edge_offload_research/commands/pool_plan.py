@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
     from edge_offload.server.pool.choose import plan_steady
 
-    made, demands, cluster = solve(args)
+    made, demands, cluster = solve_plan(args)
     if args.json:
         print(json.dumps(as_dict(made), indent=1))
         return 0
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def solve(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
+def solve_plan(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
     """The plan that the arguments ask for, what is planned, and for what.
 
     Raises:
@@ -92,7 +92,7 @@ def solve(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
     from edge_offload.server.pool import profile
     from edge_offload.server.pool.columns import Cluster, Demand
     from edge_offload_research.server.pool.baselines import PLANNERS
-    from edge_offload_research.server.pool.fewest import fewest
+    from edge_offload_research.server.pool.fewest import plan_fewest
 
     if not 0 <= args.margin < 1:
         raise BadInput(f"--margin {args.margin}", remedy="0 to below 1")
@@ -100,17 +100,17 @@ def solve(args: argparse.Namespace) -> Tuple[PoolPlan, List[Demand], Cluster]:
         raise BadInput(f"--partitions {args.partitions}", remedy="1 to 4")
     if args.load is not None and (args.planner != "pooled" or not 0 < args.load < math.inf):
         raise BadInput("--load is a positive number, and for the pooled planner alone")
-    gpus = counts(args.cluster)
-    weights = networks(args.network)
-    known = profile.load_profiles(pathlib.Path(args.profiles))
+    gpus = parse_counts(args.cluster)
+    weights = parse_networks(args.network)
+    profiles = profile.load_profiles(pathlib.Path(args.profiles))
     for name in weights:
-        if name not in known:
-            raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(known))}")
-    slo_s = deadlines(args.slo, weights)
-    demands = [Demand(known[name], slo_s[name], weight) for name, weight in weights.items()]
+        if name not in profiles:
+            raise BadInput(f"{args.profiles} has no network {name}", remedy=f"it has {', '.join(sorted(profiles))}")
+    slo_s = parse_deadlines(args.slo, weights)
+    demands = [Demand(profiles[name], slo_s[name], weight) for name, weight in weights.items()]
     cluster = Cluster(gpus, args.bandwidth * 1e9 / 8, per_machine(args.per_machine, gpus), args.link_share)
     if args.load is not None:
-        made = fewest(demands, args.load, cluster, args.margin, args.partitions)
+        made = plan_fewest(demands, args.load, cluster, args.margin, args.partitions)
     else:
         made = PLANNERS[args.planner](demands, cluster, args.margin, args.partitions)
     return made, demands, cluster
@@ -138,67 +138,67 @@ def as_dict(made: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def counts(text: str) -> Dict[str, int]:
+def parse_counts(text: str) -> Dict[str, int]:
     """``25xL4,75xP4`` as numbers by class."""
-    found: Dict[str, int] = {}
+    counted: Dict[str, int] = {}
     for part in text.split(","):
         number, cross, gpu = part.strip().partition("x")
-        if not cross or not number.isdigit() or int(number) < 1 or not gpu or gpu in found:
+        if not cross or not number.isdigit() or int(number) < 1 or not gpu or gpu in counted:
             raise BadInput(f"--cluster {text}: {part!r} is no number of GPUs of a class", remedy="write 25xL4,75xP4")
-        found[gpu] = int(number)
-    return found
+        counted[gpu] = int(number)
+    return counted
 
 
-def networks(texts: List[str]) -> Dict[str, float]:
+def parse_networks(texts: List[str]) -> Dict[str, float]:
     """``NAME[:WEIGHT]`` as weights by name."""
-    found: Dict[str, float] = {}
+    weights: Dict[str, float] = {}
     for text in texts:
         name, _, weight = text.rpartition(":") if ":" in text else (text, "", "1")
         if weight.isidentifier() and name.replace(".", "").isidentifier() and "." in name:
             name, weight = text, "1"  # a factory of the user's own
-        value = _positive(weight, f"--network {text}: weight {weight!r}")
-        if not name or name in found:
+        value = _parse_positive(weight, f"--network {text}: weight {weight!r}")
+        if not name or name in weights:
             raise BadInput(f"--network {text}: {'twice' if name else 'no name'}", remedy="write NAME or NAME:WEIGHT")
-        found[name] = value
-    return found
+        weights[name] = value
+    return weights
 
 
-def deadlines(texts: List[str], names: Mapping[str, float]) -> Dict[str, float]:
+def parse_deadlines(texts: List[str], names: Mapping[str, float]) -> Dict[str, float]:
     """``[NAME=]S`` as seconds by name."""
-    every, own = _assigned(texts, "--slo")
-    unknown = [name for name in own if name not in names]
-    missing = [name for name in names if name not in own]
+    every, by_name = _parse_assigned(texts, "--slo")
+    unknown = [name for name in by_name if name not in names]
+    missing = [name for name in names if name not in by_name]
     if unknown:
         raise BadInput(f"--slo {unknown[0]}: no such --network", remedy=f"there are {', '.join(names)}")
     if missing and every is None:
         raise BadInput(f"no --slo for {missing[0]}", remedy="give one for all, or NAME=S")
-    return {name: own[name] if name in own else float(every or 0) for name in names}
+    return {name: by_name[name] if name in by_name else float(every or 0) for name in names}
 
 
 def per_machine(text: str, gpus: Mapping[str, int]) -> Dict[str, int]:
     """``L4=4,T4=2`` as numbers by class."""
-    found = {}
+    sharing = {}
     for part in filter(None, text.split(",")):
         gpu, _, number = part.strip().partition("=")
         if gpu not in gpus or not number.isdigit() or int(number) < 1:
             raise BadInput(f"--per-machine {part!r}", remedy=f"write CLASS=N, with a class of {', '.join(gpus)}")
-        found[gpu] = int(number)
-    return found
+        sharing[gpu] = int(number)
+    return sharing
 
 
-def _assigned(texts: List[str], option: str) -> Tuple[Any, Dict[str, float]]:
-    every, own = None, {}
+def _parse_assigned(texts: List[str], option: str) -> Tuple[Any, Dict[str, float]]:
+    every, by_name = None, {}
     for text in texts:
         name, equals, number = text.rpartition("=")
-        value = _positive(number, f"{option} {text}")
+        value = _parse_positive(number, f"{option} {text}")
         if equals:
-            own[name] = value
+            by_name[name] = value
         else:
             every = value
-    return every, own
+    return every, by_name
 
 
-def _positive(text: str, what: str) -> float:
+def _parse_positive(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:

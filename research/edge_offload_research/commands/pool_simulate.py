@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from edge_offload.errors import BadInput
 from edge_offload_research.commands import pool_plan
-from edge_offload_research.commands.pool_plan import as_dict, solve
+from edge_offload_research.commands.pool_plan import as_dict, solve_plan
 
 
 def add_arguments(simulated: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seconds <= 0 or not 0 <= args.spread < 1 or any(not 0 < share < 10 for share in args.at):
         raise BadInput("--seconds is above 0, --spread 0 to below 1, --at above 0 and below 10")
-    made, demands, cluster = solve(args)
+    made, demands, cluster = solve_plan(args)
     networks = {one.network.name: one.network for one in demands}
     slo_s = {one.network.name: one.slo_s for one in demands}
     serve = reserved.run if args.scheduler == "reserved" else simulate.simulate_load
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         arrivals = {
             name: simulate.poisson_arrivals(rate * share, args.seconds, source) for name, rate in made.rates.items()
         }
-        factors = _factors(args.spread, source) if args.spread else None
+        factors = _draw_factors(args.spread, source) if args.spread else None
         outcome = serve(made, networks, cluster, slo_s, arrivals, factors)
         rows.append({"at": share, **vars(outcome)})
         if not args.json:
@@ -68,5 +68,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _factors(spread: float, source: Any) -> Callable[[], float]:
+def _draw_factors(spread: float, source: Any) -> Callable[[], float]:
     return lambda: 1 + spread * float(source.uniform(-1, 1))

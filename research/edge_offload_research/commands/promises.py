@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {args.file}: {error}", remedy="give a JSON file; see --help") from error
     problems = given if isinstance(given, list) else [given]
-    answers = [_answer(problem) for problem in problems]
+    answers = [_plan_promises(problem) for problem in problems]
     if args.json:
         print(json.dumps(answers if isinstance(given, list) else answers[0]))
         return 0
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(problem: Any) -> Dict[str, Any]:
+def _plan_promises(problem: Any) -> Dict[str, Any]:
     from edge_offload.server.promises.packing import order_requests, pack_requests
 
-    names, paces, latencies, begin, horizon, grace = _parse(problem)
+    names, paces, latencies, begin, horizon, grace = _parse_problem(problem)
     requests = order_requests(paces, begin + horizon)
     batches = pack_requests(paces, requests, latencies, begin, grace)
     return {
@@ -72,7 +72,7 @@ def _answer(problem: Any) -> Dict[str, Any]:
     }
 
 
-def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float]:
+def _parse_problem(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float]:
     from edge_offload.errors import BadInput
     from edge_offload.server.promises.latencies import Latencies
     from edge_offload.server.promises.packing import Pace
@@ -83,8 +83,8 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
     if unknown:
         raise BadInput(f"unknown in the problem: {', '.join(sorted(map(str, unknown)))}", remedy="see --help")
     latencies = Latencies.parse(problem.get("lat", []))
-    begin, horizon = _number(problem, "t0"), _number(problem, "horizon", least=0.0)
-    grace = _number(problem, "grace", least=0.0) if "grace" in problem else 0.0
+    begin, horizon = _read_number(problem, "t0"), _read_number(problem, "horizon", least=0.0)
+    grace = _read_number(problem, "grace", least=0.0) if "grace" in problem else 0.0
     robots = problem.get("robots")
     if not isinstance(robots, list) or len(robots) > MAX_ROBOTS:
         raise BadInput(f"robots are a list of at most {MAX_ROBOTS}")
@@ -99,28 +99,30 @@ def _parse(problem: Any) -> Tuple[List[Any], List[Any], Any, float, float, float
         name = robot["id"]
         if name in names:
             raise BadInput(f"two robots are called {name}")
-        whole = {
-            key: _number(robot, key, least, f"robot {name}: ")
+        integers = {
+            key: _read_number(robot, key, least, f"robot {name}: ")
             for key, least in (("interval", 1.0), ("batch", 1.0), ("frame", -math.inf))
         }
-        for key, value in whole.items():
+        for key, value in integers.items():
             if value != int(value) or abs(value) > MOST_FRAME:
                 raise BadInput(f"robot {name}: {key} is {value:g}", remedy="give a whole number below 2^53")
-        arrival = _number(robot, "arrival", -math.inf, f"robot {name}: ")
+        arrival = _read_number(robot, "arrival", -math.inf, f"robot {name}: ")
         names.append(name)
-        paces.append(Pace(str(name), int(whole["interval"]), int(whole["batch"]), int(whole["frame"]), arrival))
-        expected += max(0.0, (begin + horizon - arrival) / whole["interval"])
+        paces.append(
+            Pace(str(name), int(integers["interval"]), int(integers["batch"]), int(integers["frame"]), arrival)
+        )
+        expected += max(0.0, (begin + horizon - arrival) / integers["interval"])
     if expected > MAX_REQUESTS:
         raise BadInput(f"{expected:.3g} requests in the horizon", remedy=f"at most {MAX_REQUESTS}: shorten the horizon")
     return names, paces, latencies, begin, horizon, grace
 
 
-def _number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str = "") -> float:
+def _read_number(of: Dict[str, Any], key: str, least: float = -math.inf, where: str = "") -> float:
     from edge_offload.errors import BadInput
 
     value = of.get(key)
     least = max(least, -MOST_TIME)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= MOST_TIME:
-        wanted = f"a number from {least:g} to {MOST_TIME:g}"
-        raise BadInput(f"{where}{key} is {value!r}", remedy=f"give {wanted}")
+        allowed = f"a number from {least:g} to {MOST_TIME:g}"
+        raise BadInput(f"{where}{key} is {value!r}", remedy=f"give {allowed}")
     return float(value)

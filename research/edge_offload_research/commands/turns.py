@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from edge_offload.errors import BadInput
-    from edge_offload_research.turn_plans import count, plan
+    from edge_offload_research.turn_plans import count_plans, plan_turns
 
     text = sys.stdin.read() if args.file == "-" else pathlib.Path(args.file).read_text(encoding="utf-8")
     try:
@@ -51,23 +51,23 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"{args.file}: no JSON: {error}") from error
     several = isinstance(given, list)
     lines: List[str] = []
-    told: List[Any] = []
+    counted: List[Any] = []
     for number, one in enumerate(given if several else [given]):
         try:
             problem = problem_of(one)
             if args.count:
-                told.append(count(problem))
-                lines.append(str(told[-1]))
+                counted.append(count_plans(problem))
+                lines.append(str(counted[-1]))
                 continue
-            found = plan(problem)
+            planned = plan_turns(problem)
         except BadInput as error:
             where = f"problem {number}: " if several else ""
             raise BadInput(f"{where}{error.cause}", error.remedy) from error
-        turns = ", ".join(f"{frame:g} {name}" for frame, name in found.offloads)
-        lines.append(f"{found.first}'s frame goes next; cost {found.cost:.6g}; frames and tasks: {turns}")
-        frames = [[int(frame) if frame.is_integer() else frame, name] for frame, name in found.offloads]
-        told.append({"first": found.first, "cost": found.cost, "offloads": frames})
-    print(json.dumps(told if several else told[0]) if args.json else "\n".join(lines))
+        turns = ", ".join(f"{frame:g} {name}" for frame, name in planned.offloads)
+        lines.append(f"{planned.first}'s frame goes next; cost {planned.cost:.6g}; frames and tasks: {turns}")
+        frames = [[int(frame) if frame.is_integer() else frame, name] for frame, name in planned.offloads]
+        counted.append({"first": planned.first, "cost": planned.cost, "offloads": frames})
+    print(json.dumps(counted if several else counted[0]) if args.json else "\n".join(lines))
     return 0
 
 
@@ -80,30 +80,30 @@ def problem_of(given: Any) -> Any:
     from edge_offload.errors import BadInput
     from edge_offload_research.turn_plans import Problem, Task
 
-    def fields(what: str, one: Any, needed: Any, others: Dict[str, Any]) -> Dict[str, Any]:
+    def check_fields(what: str, one: Any, needed: Any, others: Dict[str, Any]) -> Dict[str, Any]:
         if not isinstance(one, dict):
             raise BadInput(f"{what} is {one!r}", remedy="write an object in braces")
         missing, unknown = [key for key in needed if key not in one], sorted(set(one) - {*needed, *others})
         if missing or unknown:
-            known = ", ".join((*needed, *others))
+            keys = ", ".join((*needed, *others))
             wrong = f"lacks {', '.join(missing)}" if missing else f"has a key {unknown[0]!r}"
-            raise BadInput(f"{what} {wrong}", remedy=f"its keys: {known}")
+            raise BadInput(f"{what} {wrong}", remedy=f"its keys: {keys}")
         return {**others, **one}
 
-    def whole(what: str, value: Any) -> Any:
+    def check_frame_count(what: str, value: Any) -> Any:
         if isinstance(value, float) and value.is_integer():
             return int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise BadInput(f"{what} is {value!r}", remedy="give a whole number of frames")
         return value
 
-    facts = fields("the problem", given, ("tasks",), PROBLEM)
+    facts = check_fields("the problem", given, ("tasks",), PROBLEM)
     if not isinstance(facts["tasks"], list):
         raise BadInput(f"tasks are {facts['tasks']!r}", remedy="give a list of tasks")
     tasks = []
     for one in facts["tasks"]:
-        task = fields("a task", one, ("name", "latency", "last", "rate"), TASK)
-        last = whole(f"task {task['name']}: last", task["last"])
+        task = check_fields("a task", one, ("name", "latency", "last", "rate"), TASK)
+        last = check_frame_count(f"task {task['name']}: last", task["last"])
         tasks.append(
             Task(task["name"], task["latency"], last, task["rate"], task["intercept"], task["local"], task["weight"])
         )
@@ -112,8 +112,12 @@ def problem_of(given: Any) -> Any:
         raise BadInput(f"run is {facts['run']!r}", remedy="give [name, length]")
     if facts["terminal"] not in (True, False, None):
         raise BadInput(f"terminal is {facts['terminal']!r}", remedy="give true or false")
-    most = None if facts["max_run"] is None else whole("max_run", facts["max_run"])
+    most = None if facts["max_run"] is None else check_frame_count("max_run", facts["max_run"])
     return Problem(
-        tuple(tasks), whole("horizon", facts["horizon"]), most, (row[0] or "", whole("the length of run", row[1])),
-        bool(facts["terminal"]), whole("in_flight", facts["in_flight"]),
-    )  # fmt: skip
+        tuple(tasks),
+        check_frame_count("horizon", facts["horizon"]),
+        most,
+        (row[0] or "", check_frame_count("the length of run", row[1])),
+        bool(facts["terminal"]),
+        check_frame_count("in_flight", facts["in_flight"]),
+    )

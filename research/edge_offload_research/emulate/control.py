@@ -20,7 +20,7 @@ from edge_offload_research.emulate.trace import Link, load_trace, named_link
 MAX_LINE = 64 << 10
 
 
-def _link(name: str = "", trace: str = "") -> Link:
+def _link_of(name: str = "", trace: str = "") -> Link:
     return Link.of(trace, load_trace(trace)) if trace else named_link(name)
 
 
@@ -30,16 +30,16 @@ class _Handler(socketserver.StreamRequestHandler):
             line = self.rfile.readline(MAX_LINE)
             if not line:
                 return
-            self.wfile.write(json.dumps(self._do(line)).encode("ascii") + b"\n")
+            self.wfile.write(json.dumps(self._run_command(line)).encode("ascii") + b"\n")
 
-    def _do(self, line: bytes) -> Dict[str, Any]:
+    def _run_command(self, line: bytes) -> Dict[str, Any]:
         emulator: Any = self.server.emulator  # type: ignore[attr-defined]
         commands = ("stats", "link", *emulator.commands)
         try:
             command = json.loads(line)
             name = command.pop("do")
             if name == "link":
-                emulator.set_link(_link(**command))
+                emulator.set_link(_link_of(**command))
             elif name in emulator.commands:
                 getattr(emulator, name)(**command)
             elif name != "stats":

@@ -34,7 +34,7 @@ class Flow:
 
     @property
     def empty(self) -> bool:
-        """Nothing waits and nothing flies."""
+        """True if nothing is queued or in flight."""
         return not self.waiting and not self.flying
 
 
@@ -51,7 +51,7 @@ class Lane:
         self._flows: List[Flow] = []
         self._turn = 0
         self._serving: Optional[Tuple[Flow, bytes]] = None
-        self._left = 0.0  # bytes of the chunk in service, as of _since
+        self._remaining = 0.0  # bytes of the chunk in service, as of _since
         self._since = now
         self._ends = math.inf
         self._free = now
@@ -61,35 +61,35 @@ class Lane:
 
     def set(self, now: float, trace: Optional[Trace] = None, delay_s: Optional[float] = None) -> None:
         """Change bandwidth or delay at once, also for the chunk in service."""
-        self.advance(now)
-        self._account(now)
+        self.advance_to(now)
+        self._account_progress(now)
         if trace is not None:
             self._trace, self._origin = trace, now
         if delay_s is not None:
             self._delay_s = delay_s
-        self._reckon()
+        self._compute_end()
 
-    def pause(self, now: float, paused: bool) -> None:
+    def set_paused(self, now: float, paused: bool) -> None:
         """Stop or resume service and delivery; nothing is lost."""
-        self.advance(now)
+        self.advance_to(now)
         if paused != self.paused:
             if paused:
-                self._account(now)
+                self._account_progress(now)
             self.paused = paused
             self._since = self._free = now
-            self._reckon()
+            self._compute_end()
 
-    def rate(self, now: float) -> float:
+    def current_rate(self, now: float) -> float:
         """Bytes per second now."""
         return 0.0 if self.paused else self._trace.rate_at(now - self._origin)
 
-    def delay(self, now: float) -> float:
+    def current_delay(self, now: float) -> float:
         """One-way delay now, s."""
         traced = self._trace.delay_at(now - self._origin)
         return self._delay_s if traced is None else traced
 
-    def chunk(self, now: float) -> int:
-        """How many bytes to read from a source at once."""
+    def chunk_size(self, now: float) -> int:
+        """Return how many bytes to read from a source at once."""
         return int(min(MAX_CHUNK, max(MIN_CHUNK, self._trace.rate_at(now - self._origin) * CHUNK_S)))
 
     def add(self, flow: Flow) -> None:
@@ -104,13 +104,13 @@ class Lane:
             self._serving = None
             self._free, self._ends = self._since, math.inf
 
-    def room(self, flow: Flow) -> int:
+    def free_bytes(self, flow: Flow) -> int:
         """Bytes that may be offered for ``flow`` now."""
         room = self.queue_bytes - flow.waiting_bytes
         flow.was_full = flow.was_full or room <= 0
         return max(0, room)
 
-    def offer(self, flow: Flow, data: bytes, now: float) -> None:
+    def offer_data(self, flow: Flow, data: bytes, now: float) -> None:
         """Queue ``data``, which arrived now."""
         if self._serving is None and not any(other.waiting for other in self._flows):
             late_s = now - self._free
@@ -119,18 +119,18 @@ class Lane:
         flow.was_full = False
         flow.waiting.append(data)
         flow.waiting_bytes += len(data)
-        self.advance(now)
+        self.advance_to(now)
 
-    def advance(self, now: float) -> None:
+    def advance_to(self, now: float) -> None:
         """Serve everything that ends by ``now``."""
         while True:
-            if self._serving is None and not self._begin(now):
+            if self._serving is None and not self._begin_chunk(now):
                 return
             if self._ends > now:
                 return
             assert self._serving is not None
             flow, data = self._serving
-            due = self._ends + self.delay(self._ends)
+            due = self._ends + self.current_delay(self._ends)
             if flow.flying:
                 due = max(due, flow.flying[-1][0])  # TCP delivers in order, also when the delay shrinks
             flow.flying.append((due, data))
@@ -139,22 +139,22 @@ class Lane:
             self._serving, self._ends = None, math.inf
 
     def next_s(self) -> float:
-        """When something happens next if nothing arrives."""
+        """Return the time of the next event if nothing arrives."""
         due = self._ends
         if due < math.inf and not any(flow.was_full for flow in self._flows):
             # nobody waits for room, so the end of service matters only once the chunk has flown
-            due += self.delay(due)
+            due += self.current_delay(due)
         if not self.paused:
             for flow in self._flows:
                 if flow.flying and not flow.blocked:
                     due = min(due, flow.flying[0][0])
         return due
 
-    def queued(self) -> int:
+    def count_queued(self) -> int:
         """Bytes that wait for service."""
         return sum(flow.waiting_bytes for flow in self._flows)
 
-    def _begin(self, now: float) -> bool:
+    def _begin_chunk(self, now: float) -> bool:
         if self.paused:
             return False
         for offset in range(len(self._flows)):
@@ -167,22 +167,22 @@ class Lane:
                 self._serving = flow, data
                 # time during which the receiver held everything up is no credit
                 self._free = max(self._free, now - FORGIVEN_S)
-                self._left, self._since = float(len(data)), self._free
+                self._remaining, self._since = float(len(data)), self._free
                 if self.stall_fraction and self._random.random() < self.stall_fraction:
                     self._since += self.stall_s
-                self._reckon()
+                self._compute_end()
                 return True
         return False
 
-    def _account(self, now: float) -> None:
+    def _account_progress(self, now: float) -> None:
         """Bring the chunk in service up to date, before its bandwidth changes."""
         if self._serving is not None and now > self._since:
             if not self.paused:
                 done = self._trace.bytes_until(now - self._origin) - self._trace.bytes_until(self._since - self._origin)
-                self._left = max(0.0, self._left - done)
+                self._remaining = max(0.0, self._remaining - done)
             self._since = now
 
-    def _reckon(self) -> None:
+    def _compute_end(self) -> None:
         self._ends = math.inf
         if self._serving is not None and not self.paused:
-            self._ends = self._trace.finish(self._since - self._origin, self._left) + self._origin
+            self._ends = self._trace.finish_time(self._since - self._origin, self._remaining) + self._origin

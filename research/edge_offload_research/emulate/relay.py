@@ -39,7 +39,7 @@ class Pipe:
 
 
 class Relay:
-    """What goes through the link, and the thread's work on it.
+    """Connections through the link, and the thread that relays them.
 
     Args:
         listening: socket on which robots connect.
@@ -76,7 +76,7 @@ class Relay:
         try:
             while not self._stop.is_set():
                 with self.lock:
-                    readers, writers, due = self._interest()
+                    readers, writers, due = self._update_interest()
                 timeout = None if due == math.inf else max(0.0, due - time.monotonic())
                 # select, not epoll: its timeout counts microseconds
                 try:
@@ -85,16 +85,16 @@ class Relay:
                     continue  # a cut has just closed one of them: look again at what there is
                 self.wakeup.clear_wakeups()
                 with self.lock:
-                    self._step(set(readable), set(writable))
+                    self._relay_step(set(readable), set(writable))
         finally:
             with self.lock:
                 for pipe in list(self.pipes):
-                    self.drop(pipe)
+                    self.drop_pipe(pipe)
 
-    def _interest(self) -> Tuple[List[Any], List[Any], float]:
+    def _update_interest(self) -> Tuple[List[Any], List[Any], float]:
         now = time.monotonic()
-        self.up.advance(now)  # a receiver may just have made room
-        self.down.advance(now)
+        self.up.advance_to(now)  # a receiver may just have made room
+        self.down.advance_to(now)
         readers: List[Any] = [self.wakeup.descriptor, self._listening]
         writers: List[Any] = []
         for pipe in self.pipes:
@@ -104,69 +104,69 @@ class Relay:
             if pipe.connecting:
                 writers.append(pipe.server)
                 continue
-            for source, sink, flow, lane in self._ways(pipe):
-                if id(flow) not in pipe.ended and lane.room(flow):
+            for source, sink, flow, lane in self._ways_of(pipe):
+                if id(flow) not in pipe.ended and lane.free_bytes(flow):
                     readers.append(source)
                 if flow.blocked:
                     writers.append(sink)
         return readers, writers, min(self.up.next_s(), self.down.next_s())
 
-    def _ways(self, pipe: Pipe) -> Tuple[Tuple[socket.socket, socket.socket, Flow, Lane], ...]:
+    def _ways_of(self, pipe: Pipe) -> Tuple[Tuple[socket.socket, socket.socket, Flow, Lane], ...]:
         assert pipe.server is not None
         return (pipe.robot, pipe.server, pipe.up, self.up), (pipe.server, pipe.robot, pipe.down, self.down)
 
-    def _step(self, readable: Set[Any], writable: Set[Any]) -> None:
+    def _relay_step(self, readable: Set[Any], writable: Set[Any]) -> None:
         if self._listening in readable:
-            self._accept()
+            self._accept_robot()
         now = time.monotonic()
-        self.up.advance(now)
-        self.down.advance(now)
+        self.up.advance_to(now)
+        self.down.advance_to(now)
         for pipe in list(self.pipes):
             try:
                 if pipe.server is None:
-                    self._swallow(pipe, readable)
+                    self._swallow_bytes(pipe, readable)
                 elif pipe.connecting:
                     if pipe.server in writable:
-                        self._connected(pipe)
+                        self._finish_connection(pipe)
                 else:
-                    self._relay(pipe, readable, now)
+                    self._relay_pipe(pipe, readable, now)
             except OSError:
-                self.drop(pipe)
+                self.drop_pipe(pipe)
 
-    def _accept(self) -> None:
+    def _accept_robot(self) -> None:
         try:
             robot, _ = self._listening.accept()
         except OSError:
             return
         self.accepted += 1
         if self.cut == "refuse":
-            reset(robot)
+            reset_socket(robot)
             return
         robot.setblocking(False)
         robot.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            family, there = socket_addresses(*self._to)[0]
+            family, to_address = socket_addresses(*self._to)[0]
         except OSError as error:
             log.warning("link emulator: cannot reach %s: %s", join_address(*self._to), error.strerror)
-            reset(robot)
+            reset_socket(robot)
             return
         server = socket.socket(family, socket.SOCK_STREAM)
         server.setblocking(False)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        shrink(server)
+        shrink_buffers(server)
         with contextlib.suppress(BlockingIOError):
             try:
-                server.connect(there)
+                server.connect(to_address)
             except BlockingIOError:
                 raise
             except OSError as error:
                 log.warning("link emulator: cannot reach %s: %s", join_address(*self._to), error)
-                reset(robot)
+                reset_socket(robot)
                 server.close()
                 return
         self.pipes.append(Pipe(robot, server))
 
-    def _connected(self, pipe: Pipe) -> None:
+    def _finish_connection(self, pipe: Pipe) -> None:
         assert pipe.server is not None
         error = pipe.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
@@ -175,15 +175,15 @@ class Relay:
         self.up.add(pipe.up)
         self.down.add(pipe.down)
 
-    def _relay(self, pipe: Pipe, readable: Set[Any], now: float) -> None:
-        for source, sink, flow, lane in self._ways(pipe):
+    def _relay_pipe(self, pipe: Pipe, readable: Set[Any], now: float) -> None:
+        for source, sink, flow, lane in self._ways_of(pipe):
             if not lane.paused:
-                self._deliver(sink, flow, now)
+                self._deliver_data(sink, flow, now)
             if source in readable:
-                room = lane.room(flow)
+                room = lane.free_bytes(flow)
                 while room > 0:
                     try:
-                        data = source.recv(min(room, lane.chunk(now)))
+                        data = source.recv(min(room, lane.chunk_size(now)))
                     except BlockingIOError:
                         break
                     if not data:
@@ -192,17 +192,17 @@ class Relay:
                     if self.corrupt and lane is self.up:
                         self.corrupt -= 1
                         data = data[:-1] + bytes([data[-1] ^ 0x55])
-                    lane.offer(flow, data, now)
+                    lane.offer_data(flow, data, now)
                     if self.replay and lane is self.up:
                         self.replay -= 1
-                        lane.offer(flow, data, now)
-                    room = lane.room(flow)
+                        lane.offer_data(flow, data, now)
+                    room = lane.free_bytes(flow)
             if id(flow) in pipe.ended and flow.empty:
-                self.drop(pipe, gently=True)
+                self.drop_pipe(pipe, gently=True)
                 return
 
     @staticmethod
-    def _deliver(sink: socket.socket, flow: Flow, now: float) -> None:
+    def _deliver_data(sink: socket.socket, flow: Flow, now: float) -> None:
         flow.blocked = False
         while flow.flying and flow.flying[0][0] <= now:
             due, data = flow.flying[0]
@@ -217,26 +217,26 @@ class Relay:
             flow.flying.popleft()
 
     @staticmethod
-    def _swallow(pipe: Pipe, readable: Set[Any]) -> None:
+    def _swallow_bytes(pipe: Pipe, readable: Set[Any]) -> None:
         """A half-open connection takes what the robot sends, for a while, like a peer that has lost its memory."""
         if pipe.robot in readable and not pipe.robot.recv(65536):
             raise OSError("closed")
 
-    def drop(self, pipe: Pipe, gently: bool = False) -> None:
+    def drop_pipe(self, pipe: Pipe, gently: bool = False) -> None:
         """End a connection on both sides, with a reset unless ``gently``."""
         for end in (pipe.robot, pipe.server):
             if end is not None:
                 if gently:
                     end.close()
                 else:
-                    reset(end)
+                    reset_socket(end)
         self.up.remove(pipe.up)
         self.down.remove(pipe.down)
         if pipe in self.pipes:
             self.pipes.remove(pipe)
 
 
-def shrink(end: socket.socket) -> None:
+def shrink_buffers(end: socket.socket) -> None:
     """Let the kernel hold little for this socket."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BUFFER)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
@@ -248,7 +248,7 @@ def _sharpen_timers() -> None:
         ctypes.CDLL(None).prctl(29, ctypes.c_ulong(1), 0, 0, 0)
 
 
-def reset(end: socket.socket) -> None:
+def reset_socket(end: socket.socket) -> None:
     """Close with a reset rather than a farewell."""
     with contextlib.suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -68,58 +68,58 @@ class Trace:
         object.__setattr__(self, "_bytes_before", tuple(before.tolist()))
 
     @staticmethod
-    def constant(bytes_per_s: float) -> Trace:
+    def constant_trace(bytes_per_s: float) -> Trace:
         """The same bandwidth for ever."""
         return Trace((0.0,), (float(bytes_per_s),), 3600.0)
 
     def rate_at(self, t_s: float) -> float:
         """Bytes per second at ``t_s``."""
-        return self.bytes_per_s[self._step(t_s % self.period_s)]
+        return self.bytes_per_s[self._step_at(t_s % self.period_s)]
 
     def delay_at(self, t_s: float) -> Optional[float]:
         """One-way delay at ``t_s``, None if the trace has none."""
-        return self.delays_s[self._step(t_s % self.period_s)] if self.delays_s else None
+        return self.delays_s[self._step_at(t_s % self.period_s)] if self.delays_s else None
 
     def bytes_until(self, t_s: float) -> float:
         """Bytes that fit through from time 0 to ``t_s``."""
         rounds, rest_s = divmod(t_s, self.period_s)
-        step = self._step(rest_s)
+        step = self._step_at(rest_s)
         return (
             rounds * self._bytes_before[-1]
             + self._bytes_before[step]
             + (rest_s - self.starts_s[step]) * self.bytes_per_s[step]
         )
 
-    def finish(self, start_s: float, size: float) -> float:
-        """When ``size`` bytes that begin at ``start_s`` are through; inf if never."""
+    def finish_time(self, start_s: float, size: float) -> float:
+        """Return when ``size`` bytes that start at ``start_s`` are through; inf if never."""
         if self._bytes_before[-1] <= 0.0:
             return float("inf")
         # the common case, without the subtraction of large numbers: it ends within the step in which it begins
         rest_s = start_s % self.period_s
-        step = self._step(rest_s)
+        step = self._step_at(rest_s)
         rate = self.bytes_per_s[step]
         end_s = self.starts_s[step + 1] if step + 1 < len(self.starts_s) else self.period_s
         if rate > 0.0 and rest_s + size / rate <= end_s:
             return start_s + size / rate
         target = self.bytes_until(start_s) + size
-        rounds, left = divmod(target, self._bytes_before[-1])
-        step = max(0, bisect.bisect_left(self._bytes_before, left) - 1)
+        rounds, rest = divmod(target, self._bytes_before[-1])
+        step = max(0, bisect.bisect_left(self._bytes_before, rest) - 1)
         while self.bytes_per_s[step] <= 0.0:
             step += 1
-        within_s = self.starts_s[step] + max(0.0, left - self._bytes_before[step]) / self.bytes_per_s[step]
+        within_s = self.starts_s[step] + max(0.0, rest - self._bytes_before[step]) / self.bytes_per_s[step]
         return max(start_s, rounds * self.period_s + within_s)
 
-    def mean(self) -> float:
+    def mean_rate(self) -> float:
         """Mean bytes per second over the period."""
         return self._bytes_before[-1] / self.period_s
 
-    def _step(self, rest_s: float) -> int:
+    def _step_at(self, rest_s: float) -> int:
         return bisect.bisect_right(self.starts_s, rest_s) - 1
 
 
 @dataclass(frozen=True)
 class Link:
-    """What the emulator does to the traffic: bandwidth (each way has it to itself) and one-way delays, seconds."""
+    """Effect of the emulator on traffic: bandwidth (each way has it to itself) and one-way delays, seconds."""
 
     name: str
     up: Trace
@@ -149,7 +149,7 @@ def constant_trace(mbps: Optional[float], rtt_s: Optional[float], direction: str
     for value, what in ((mbps, "mbps"), (rtt_s, "rtt_s")):
         if value is not None and not (0 <= value < math.inf):
             raise BadInput(f"{what} must be a number of at least 0, not {value!r}")
-    return None if mbps is None else Trace.constant(mbps * BYTES_PER_MBIT)
+    return None if mbps is None else Trace.constant_trace(mbps * BYTES_PER_MBIT)
 
 
 def load_trace(path: Union[str, os.PathLike[str]]) -> Trace:
@@ -208,21 +208,21 @@ def named_link(name: str) -> Link:
     if name not in named_links():
         raise BadInput(f"no link {name!r}", remedy=f"links: {', '.join(named_links())}; or give a trace file")
     if name.endswith("mbps"):
-        return Link.of(name, Trace.constant(float(name[len("wifi_") : -len("mbps")]) * BYTES_PER_MBIT))
+        return Link.of(name, Trace.constant_trace(float(name[len("wifi_") : -len("mbps")]) * BYTES_PER_MBIT))
     if name in MOBILE:
         up, down, rtt_s = MOBILE[name]
-        return Link(name, _gaussian(*up, seed=1), _gaussian(*down, seed=2), rtt_s / 2, rtt_s / 2)
+        return Link(name, _make_gaussian(*up, seed=1), _make_gaussian(*down, seed=2), rtt_s / 2, rtt_s / 2)
     return Link.of(name, load_trace(TRACE_DIRECTORY / f"{name}.csv"))
 
 
-def _gaussian(mean: float, deviation: float, seed: int, steps: int = 300) -> Trace:
+def _make_gaussian(mean: float, deviation: float, seed: int, steps: int = 300) -> Trace:
     """Independent bandwidths of one second each with exactly that mean and deviation, Mbps, at least a tenth of it."""
     values = np.random.RandomState(seed).normal(0.0, 1.0, steps)
     values = np.maximum(mean + deviation * (values - values.mean()) / values.std(), mean / 10)
     return Trace(tuple(map(float, range(steps))), tuple((values * BYTES_PER_MBIT).tolist()), float(steps))
 
 
-def synthesise(name: str) -> List[Tuple[float, float]]:
+def synthesise_rows(name: str) -> List[Tuple[float, float]]:
     """Rows (t_s, Mbps) of ``wifi_indoors`` or ``wifi_outdoors``: always the same.
 
     A slow wander (first-order autoregression in the logarithm, as distance and obstacles change) times fast fading;
@@ -252,7 +252,7 @@ def write_traces(directory: Union[str, os.PathLike[str]]) -> List[pathlib.Path]:
     written = []
     for name in ("wifi_indoors", "wifi_outdoors"):
         path = target / f"{name}.csv"
-        lines = ["t_s,Mbps", *(f"{t},{mbps}" for t, mbps in synthesise(name))]
+        lines = ["t_s,Mbps", *(f"{t},{mbps}" for t, mbps in synthesise_rows(name))]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         written.append(path)
     return written

@@ -53,34 +53,34 @@ class Workload:
         return CostModel(self.located, self.robot, self.server, codecs, link, request_s=request_s)
 
 
-def build(model: str, profile: Sequence[ProfiledOperator]) -> Workload:
+def build_workload(model: str, profile: Sequence[ProfiledOperator]) -> Workload:
     """The workload behind a profile. Every profiled millisecond is charged to some operator that the results need.
 
     Raises:
         BadInput: the profile does not fit the model.
     """
-    kept, inputs_of = _kept(profile)
+    retained, inputs_of = _retain_operators(profile)
     outputs = inputs_of[profile[-1].index]
-    values: Dict[int, Value] = {0: Value(0, _dtype(profile[0]), _flat(profile[0]), Kind.INPUT)}
+    values: Dict[int, Value] = {0: Value(0, _dtype_of(profile[0]), _flat_shape(profile[0]), Kind.INPUT)}
     operators: List[Operator] = []
-    for op in kept:
-        values[op.index] = Value(op.index, _dtype(op), _flat(op))
+    for op in retained:
+        values[op.index] = Value(op.index, _dtype_of(op), _flat_shape(op))
         name = op.name.strip("_") or "op"
         operators.append(Operator(f"profile.{name}.default", tuple(Ref(n) for n in inputs_of[op.index]), (),
                                   (op.index,), scope=f"{op.index}"))  # fmt: skip
     sequence = OperatorSequence(values, (0,), {}, tuple(operators), outputs).validate()
-    located = _locate(model, profile[0], kept, inputs_of, sequence)
-    robot = _charge(profile, kept, [op.robot_s for op in profile])
-    server = _charge(profile, kept, [op.server_s for op in profile])
+    located = _locate_operators(model, profile[0], retained, inputs_of, sequence)
+    robot = _charge_seconds(profile, retained, [op.robot_s for op in profile])
+    server = _charge_seconds(profile, retained, [op.server_s for op in profile])
     return Workload(
         model, located,
-        _uniform_costs(located, robot, _launch(profile, [op.robot_s for op in profile])),
-        _uniform_costs(located, server, _launch(profile, [op.server_s for op in profile])),
+        _uniform_costs(located, robot, _launch_seconds(profile, [op.robot_s for op in profile])),
+        _uniform_costs(located, server, _launch_seconds(profile, [op.server_s for op in profile])),
         0, outputs,
     )  # fmt: skip
 
 
-def _kept(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], Dict[int, Tuple[int, ...]]]:
+def _retain_operators(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], Dict[int, Tuple[int, ...]]]:
     """Operators with an output that the results need, and what each of them takes."""
     by_index = {op.index: op for op in profile}
     made: Dict[int, ProfiledOperator] = {}
@@ -108,11 +108,11 @@ def _kept(profile: Sequence[ProfiledOperator]) -> Tuple[List[ProfiledOperator], 
     return [op for op in made.values() if op.index in needed and op.index > 0 and op.name != "_end"], inputs_of
 
 
-def _charge(profile: Sequence[ProfiledOperator], kept: Sequence[ProfiledOperator],
+def _charge_seconds(profile: Sequence[ProfiledOperator], retained: Sequence[ProfiledOperator],
             seconds: Sequence[float]) -> Dict[int, float]:  # fmt: skip
     """Position among the kept operators -> seconds; what was not kept is charged to the one before it."""
-    position = {op.index: place for place, op in enumerate(kept)}
-    charged = dict.fromkeys(range(len(kept)), 0.0)
+    position = {op.index: place for place, op in enumerate(retained)}
+    charged = dict.fromkeys(range(len(retained)), 0.0)
     place = 0
     for op, spent in zip(profile, seconds):
         place = position.get(op.index, place)
@@ -120,37 +120,37 @@ def _charge(profile: Sequence[ProfiledOperator], kept: Sequence[ProfiledOperator
     return charged
 
 
-def _launch(profile: Sequence[ProfiledOperator], seconds: Sequence[float]) -> float:
-    """What starting an operator costs: the median of the operators with small outputs."""
+def _launch_seconds(profile: Sequence[ProfiledOperator], seconds: Sequence[float]) -> float:
+    """Return the cost of starting an operator: the median of the operators with small outputs."""
     small = [spent for op, spent in zip(profile, seconds) if spent > 0 and 0 < op.nbytes <= _LAUNCH_BYTES]
     return float(np.median(small)) if small else 0.0
 
 
-def _dtype(op: ProfiledOperator) -> str:
+def _dtype_of(op: ProfiledOperator) -> str:
     return "uint8" if op.nbytes == int(np.prod(op.shape)) else "float32"
 
 
-def _flat(op: ProfiledOperator) -> Tuple[int, ...]:
+def _flat_shape(op: ProfiledOperator) -> Tuple[int, ...]:
     """The shape, or a flat one where an operator has several outputs or an odd size."""
-    width = 1 if _dtype(op) == "uint8" else 4
+    width = 1 if _dtype_of(op) == "uint8" else 4
     return op.shape if int(np.prod(op.shape)) * width == op.nbytes else (max(op.nbytes // 4, 1),)
 
 
-def _locate(
-    model: str, start: ProfiledOperator, kept: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]],
+def _locate_operators(
+    model: str, start: ProfiledOperator, retained: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]],
     sequence: OperatorSequence,
 ) -> LocalityMap:  # fmt: skip
     widths: Dict[int, int] = {}
     axes: Dict[int, int] = {}
     if start.axis is not None:
         axes[0], widths[0] = start.axis, start.shape[start.axis]
-    sliding = _sliding(model, kept, inputs_of, sequence)
+    sliding = _sliding_windows(model, retained, inputs_of, sequence)
     entries: List[OperatorLocality] = []
-    for op in kept:
+    for op in retained:
         sources = {number: widths[number] for number in inputs_of[op.index] if number in widths}
         local = None
         if op.axis is not None and sources and op.axis < len(sequence.values[op.index].shape):
-            local = _local(op, sources, sequence.values[op.index].shape[op.axis], sliding.get(op.index))
+            local = _local_footprint(op, sources, sequence.values[op.index].shape[op.axis], sliding.get(op.index))
         if local is None:
             entries.append(OperatorLocality(Locality.GLOBAL, 1, None))
         else:
@@ -160,61 +160,68 @@ def _locate(
     return LocalityMap(sequence, tuple(entries), axes, frozenset())
 
 
-def _sliding(
-    model: str, kept: Sequence[ProfiledOperator], inputs_of: Mapping[int, Tuple[int, ...]], sequence: OperatorSequence
+def _sliding_windows(
+    model: str,
+    retained: Sequence[ProfiledOperator],
+    inputs_of: Mapping[int, Tuple[int, ...]],
+    sequence: OperatorSequence,
 ) -> Dict[int, Window]:
-    found = [op for op in kept if op.name in SLIDING]
-    ratios = [(sequence.values[inputs_of[op.index][-1]].shape[-1], op.shape[-1]) for op in found]
-    windows = windows_of(model, [op.name for op in found], ratios)
-    if len(windows) != len(found):
-        raise BadInput(f"the profile of {model} has {len(found)} sliding operators, the network {len(windows)}")
-    for op, (before, after), sized in zip(found, ratios, windows):
+    sliding = [op for op in retained if op.name in SLIDING]
+    ratios = [(sequence.values[inputs_of[op.index][-1]].shape[-1], op.shape[-1]) for op in sliding]
+    windows = windows_of(model, [op.name for op in sliding], ratios)
+    if len(windows) != len(sliding):
+        raise BadInput(f"the profile of {model} has {len(sliding)} sliding operators, the network {len(windows)}")
+    for op, (before, after), sized in zip(sliding, ratios, windows):
         if op.name == "conv_transpose2d":
             continue
         expected = (before + 2 * sized.padding - sized.dilation * (sized.kernel - 1) - 1) // sized.stride + 1
         if expected != after:
             raise BadInput(f"{model}, operator {op.index}: {sized} makes {expected} of {before} columns, not {after}")
-    return {op.index: sized for op, sized in zip(found, windows)}
+    return {op.index: sized for op, sized in zip(sliding, windows)}
 
 
-def _local(op: ProfiledOperator, sources: Mapping[int, int], length: int, sized: Optional[Window]) -> Optional[Local]:
+def _local_footprint(
+    op: ProfiledOperator, sources: Mapping[int, int], length: int, sized: Optional[Window]
+) -> Optional[Local]:
     """The operator's footprint along the width, or ``None`` if it is global."""
     needs: Dict[int, Footprint] = {}
     kind = Locality.BLOCK
     for number, size in sources.items():
         if sized is not None:
-            needs[number] = _transposed(size, sized) if op.name == "conv_transpose2d" else _window(size, sized)
+            needs[number] = (
+                _transposed_footprint(size, sized) if op.name == "conv_transpose2d" else _window_footprint(size, sized)
+            )
         elif op.name == "interpolate" and length % size == 0:
-            needs[number] = _upsampled(length // size)
+            needs[number] = _upsampled_footprint(length // size)
         elif op.name == "__getitem__" and size == 2 * length:  # every second column
-            needs[number] = _window(size, Window(2, 2, 0))
+            needs[number] = _window_footprint(size, Window(2, 2, 0))
         elif op.name in _ALONG and size == length:
-            needs[number] = _same
+            needs[number] = _same_rows
             kind = Locality.ROW if op.name in _ROW_OPERATORS else Locality.ELEMENT
         else:
             return None
     return Local(kind, (op.axis,), length, needs, _no_kernel)
 
 
-def _same(low: int, high: int) -> Range:
+def _same_rows(low: int, high: int) -> Range:
     return low, high
 
 
-def _window(size: int, sized: Window) -> Footprint:
+def _window_footprint(size: int, sized: Window) -> Footprint:
     return lambda low, high: window_rows(low, high, size, sized.kernel, sized.stride, sized.padding, sized.dilation)
 
 
-def _transposed(size: int, sized: Window) -> Footprint:
+def _transposed_footprint(size: int, sized: Window) -> Footprint:
     """Output column j takes input columns i with j = i x stride - padding + k, 0 <= k < kernel."""
 
-    def needs(low: int, high: int) -> Range:
+    def rows_needed(low: int, high: int) -> Range:
         first = -((sized.kernel - 1 - low - sized.padding) // sized.stride)
         return max(first, 0), min((high - 1 + sized.padding) // sized.stride + 1, size)
 
-    return needs
+    return rows_needed
 
 
-def _upsampled(factor: int) -> Footprint:
+def _upsampled_footprint(factor: int) -> Footprint:
     return lambda low, high: (low // factor, (high - 1) // factor + 1)
 
 

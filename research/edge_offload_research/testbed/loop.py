@@ -17,7 +17,7 @@ from edge_offload.split.model.cost import CostModel
 from edge_offload.split.model.simulate import CompiledPlan, compile_plan, robot_energy
 from edge_offload.split.planners.table import PlanTable
 from edge_offload_research.emulate.trace import Trace
-from edge_offload_research.testbed.replay import Inference, replay
+from edge_offload_research.testbed.replay import Inference, replay_plan
 
 PROBE_BYTES = 16 * 1024
 FIRST_GUESS = 5e6
@@ -71,38 +71,38 @@ def run_loop(table: PlanTable, model: CostModel, trace: Trace, gap_s: float, ora
     seen, now = FIRST_GUESS, 0.0
     probe: Optional[Tuple[float, float]] = None  # when the one under way began, and when it will have arrived
     until = trace.period_s if length_s is None else length_s
-    found: List[Tuple[Inference, float]] = []
+    inferences: List[Tuple[Inference, float]] = []
     while now < until:
         bandwidth = trace.rate_at(now) if oracle else seen
         chosen = compiled[distinct[table.find_index(bandwidth)]]
-        inference = replay(chosen, model, trace, now)
+        inference = replay_plan(chosen, model, trace, now)
         wire_s = inference.wire_s
         following = now + inference.latency_s + gap_s
         if inference.seen_bytes_per_s > 0:
             seen, probe = inference.seen_bytes_per_s, None
         elif probes and not oracle:
-            probe = probe or (now, trace.finish(now, PROBE_BYTES))
+            probe = probe or (now, trace.finish_time(now, PROBE_BYTES))
             wire_s += min(probe[1], following) - max(probe[0], now)
             if probe[1] <= following:
                 seen, probe = PROBE_BYTES / (probe[1] - probe[0]), None
             else:  # still under way: the link is at most as fast as that
                 seen = min(seen, PROBE_BYTES / (following - probe[0]))
-        found.append((inference, wire_s))
+        inferences.append((inference, wire_s))
         now = following
-    if not found:
+    if not inferences:
         raise BadInput("no inference fits into the trace", remedy="give a longer one")
-    return _summary(found, model)
+    return _summarise(inferences, model)
 
 
-def _summary(found: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
-    compute = float(np.mean([min(item.robot_s, item.latency_s) for item, _ in found]))
-    wire = float(np.mean([wire_s for _, wire_s in found]))
-    latencies = np.array([item.latency_s for item, _ in found])
+def _summarise(inferences: Sequence[Tuple[Inference, float]], model: CostModel) -> Loop:
+    compute = float(np.mean([min(item.robot_s, item.latency_s) for item, _ in inferences]))
+    wire = float(np.mean([wire_s for _, wire_s in inferences]))
+    latencies = np.array([item.latency_s for item, _ in inferences])
     return Loop(
         latencies,
         float(robot_energy(model, float(latencies.mean()), compute, wire)),
-        float(np.mean([item.bytes_up + item.bytes_down for item, _ in found])),
-        float(np.mean([item.bytes_up == 0 for item, _ in found])),
+        float(np.mean([item.bytes_up + item.bytes_down for item, _ in inferences])),
+        float(np.mean([item.bytes_up == 0 for item, _ in inferences])),
         compute,
         wire,
     )

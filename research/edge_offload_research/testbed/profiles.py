@@ -80,34 +80,34 @@ def read_operators(directory: pathlib.Path, model: str) -> List[ProfiledOperator
         BadInput: the file is missing or is no profile.
     """
     path = directory / "op_profiles" / f"{model}.csv"
-    found: List[ProfiledOperator] = []
+    operators: List[ProfiledOperator] = []
     older: Dict[str, float] = {}
     try:
-        for number, row in enumerate(_rows(path)):
+        for number, row in enumerate(_read_rows(path)):
             shapes = [shape for shape in row["out_shapes"].split(";") if shape]
-            found.append(ProfiledOperator(
+            operators.append(ProfiledOperator(
                 int(row["idx"]), row["op"], int(row["local_dim"]) if row["local_dim"] else None,
                 tuple(int(item) for item in row["input_from"].split()),
                 tuple(int(size) for size in shapes[0].split("x")) if shapes else (),
                 int(row["out_bytes_est"]), float(row["robot_ms"]) / 1e3, float(row["server_ms"]) / 1e3,
             ))  # fmt: skip
-            if found[-1].index != number or any(not 0 <= item < number for item in found[-1].inputs):
+            if operators[-1].index != number or any(not 0 <= item < number for item in operators[-1].inputs):
                 raise BadInput(f"{path}, operator {number}: out of order")
             if number == 1:
                 older = {side: float(row[f"{side}_ms_oldfmt"] or 0) / 1e3 for side in ("robot", "server")}
     except (KeyError, ValueError) as error:
         raise BadInput(f"{path} is not an operator profile: {error!r}") from error
-    if len(found) < 3 or found[0].name != "_start" or found[-1].name != "_end":
+    if len(operators) < 3 or operators[0].name != "_start" or operators[-1].name != "_end":
         raise BadInput(f"{path} is not an operator profile", remedy="it begins with _start and ends with _end")
-    return _with_first(found, older["robot"], older["server"])
+    return _with_first(operators, older["robot"], older["server"])
 
 
-def _with_first(found: List[ProfiledOperator], robot_s: float, server_s: float) -> List[ProfiledOperator]:
-    total_robot, total_server = sum(op.robot_s for op in found), sum(op.server_s for op in found)
-    robot = 1 - robot_s / total_robot if found[1].robot_s == 0 else 1.0
-    server = 1 - server_s / total_server if found[1].robot_s == 0 else 1.0
+def _with_first(operators: List[ProfiledOperator], robot_s: float, server_s: float) -> List[ProfiledOperator]:
+    total_robot, total_server = sum(op.robot_s for op in operators), sum(op.server_s for op in operators)
+    robot = 1 - robot_s / total_robot if operators[1].robot_s == 0 else 1.0
+    server = 1 - server_s / total_server if operators[1].robot_s == 0 else 1.0
     scaled = []
-    for op in found:
+    for op in operators:
         times = (op.robot_s * robot, op.server_s * server)
         if op.index == 1 and op.robot_s == 0:
             times = (robot_s, server_s + op.server_s * server)
@@ -122,11 +122,11 @@ def read_measured(directory: pathlib.Path, environment: str = "indoors") -> Dict
         BadInput: ``summary.csv`` is missing or is no summary.
     """
     path = directory / "summary.csv"
-    found: Dict[Tuple[str, str], Measured] = {}
+    by_method: Dict[Tuple[str, str], Measured] = {}
     try:
-        for row in _rows(path):
+        for row in _read_rows(path):
             if row["env"] == environment:
-                found[row["model"], row["method"]] = Measured(
+                by_method[row["model"], row["method"]] = Measured(
                     float(row["dur_mean_ms"]) / 1e3,
                     float(row["dur_p50_ms"]) / 1e3,
                     float(row["dur_p99_ms"]) / 1e3,
@@ -136,10 +136,10 @@ def read_measured(directory: pathlib.Path, environment: str = "indoors") -> Dict
                 )
     except (KeyError, ValueError) as error:
         raise BadInput(f"{path} is not a summary of runs: {error!r}") from error
-    return found
+    return by_method
 
 
-def _rows(path: pathlib.Path) -> Iterator[Dict[str, str]]:
+def _read_rows(path: pathlib.Path) -> Iterator[Dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             for number, row in enumerate(csv.DictReader(stream)):

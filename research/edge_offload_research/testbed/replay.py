@@ -19,7 +19,7 @@ from edge_offload_research.split.model.plan_cost import union_seconds
 
 @dataclass(frozen=True)
 class Inference:
-    """What happened.
+    """Outcome of one inference.
 
     Attributes:
         latency_s: from the input to the last result on the robot.
@@ -37,7 +37,7 @@ class Inference:
     seen_bytes_per_s: float
 
 
-def replay(compiled: CompiledPlan, model: CostModel, trace: Trace, start_s: float) -> Inference:
+def replay_plan(compiled: CompiledPlan, model: CostModel, trace: Trace, start_s: float) -> Inference:
     """Run a compiled plan from ``start_s`` on the trace; both directions of the link have its bandwidth.
 
     Raises:
@@ -46,7 +46,7 @@ def replay(compiled: CompiledPlan, model: CostModel, trace: Trace, start_s: floa
     sizes, seconds = dict.fromkeys(Side, 0.0), dict.fromkeys(Side, 0.0)
 
     def wire_s(side: Side, start: Array, size: float) -> Array:
-        spent = trace.finish(float(start[0]), size) - float(start[0])
+        spent = trace.finish_time(float(start[0]), size) - float(start[0])
         sizes[side] += size
         seconds[side] += spent
         return np.array([spent])

@@ -45,17 +45,17 @@ def windows_of(model: str, names: List[str], ratios: List[Tuple[int, int]]) -> L
         ratios: (width of the input, width of the output) of each, for networks of which nothing more is known.
     """
     if model in _TORCHVISION:
-        return _of_module(_torchvision(model), torch.empty(1, 3, 224, 224, device="meta"))
+        return _of_module(_windows_of_torchvision(model), torch.empty(1, 3, 224, 224, device="meta"))
     if model == "kapao":
         from edge_offload.models.kapao.network import SCALES, Kapao
 
         with torch.device("meta"):
             network = Kapao(SCALES["l"])
         return _of_module(network, torch.empty(3, 640, 960, dtype=torch.uint8, device="meta"))
-    return _assumed(names, ratios)
+    return _assume_windows(names, ratios)
 
 
-def _torchvision(model: str) -> nn.Module:
+def _windows_of_torchvision(model: str) -> nn.Module:
     from edge_offload.ir.torchvision_package import torchvision_package
 
     build: Callable[..., nn.Module] = getattr(torchvision_package().models, _TORCHVISION[model])
@@ -64,36 +64,36 @@ def _torchvision(model: str) -> nn.Module:
 
 
 def _of_module(module: nn.Module, image: torch.Tensor) -> List[Window]:
-    found: List[Window] = []
+    windows: List[Window] = []
 
-    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+    def note_layer(layer: nn.Module, inputs: Any, output: Any) -> None:
         del inputs, output
-        kernel, stride, padding = (_last(getattr(layer, key)) for key in ("kernel_size", "stride", "padding"))
-        found.append(Window(kernel, stride, padding, _last(getattr(layer, "dilation", 1))))
+        kernel, stride, padding = (_last_size(getattr(layer, key)) for key in ("kernel_size", "stride", "padding"))
+        windows.append(Window(kernel, stride, padding, _last_size(getattr(layer, "dilation", 1))))
 
     for layer in module.modules():
         if isinstance(layer, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)):
-            layer.register_forward_hook(note)
+            layer.register_forward_hook(note_layer)
     with torch.no_grad():
         module.eval()(image)
-    return found
+    return windows
 
 
-def _last(size: Any) -> int:
+def _last_size(size: Any) -> int:
     return int(size[-1] if isinstance(size, (tuple, list)) else size)
 
 
-def _assumed(names: List[str], ratios: List[Tuple[int, int]]) -> List[Window]:
+def _assume_windows(names: List[str], ratios: List[Tuple[int, int]]) -> List[Window]:
     dilations = iter(_HEAD_DILATIONS)
-    found: List[Window] = []
+    windows: List[Window] = []
     for name, (before, after) in zip(names, ratios):
         if name == "conv_transpose2d":
             step = after // before
-            found.append(Window(3 * step, step, step))
+            windows.append(Window(3 * step, step, step))
         elif name == "max_pool2d":
             step = before // after
-            found.append(Window(step, step, 0))
+            windows.append(Window(step, step, 0))
         else:
             dilation = next(dilations, 1) if name == "conv3d" else 1
-            found.append(Window(3, before // after, dilation, dilation))
-    return found
+            windows.append(Window(3, before // after, dilation, dilation))
+    return windows

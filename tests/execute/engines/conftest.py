@@ -36,9 +36,9 @@ def cache(tmp_path, monkeypatch):
 )
 def engine(request):
     """The name of each real engine of class ``close`` on the CPU that is installed."""
-    found = {one.name: one for one in table.list_engines()}[request.param]
-    if not found.present:
-        pytest.skip(f"{found.detail}; {found.remedy}")
+    chosen = {one.name: one for one in table.list_engines()}[request.param]
+    if not chosen.present:
+        pytest.skip(f"{chosen.detail}; {chosen.remedy}")
     return request.param
 
 
@@ -94,16 +94,16 @@ def served(tmp_path, monkeypatch):
     for module in (user_cache, engines_cache):
         monkeypatch.setattr(module, "cache_dir", lambda: tmp_path)
     monkeypatch.delenv("EDGE_OFFLOAD_CACHE")
-    keys, own = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")
+    keys, robot_keys = KeyStore(tmp_path / "server"), KeyStore(tmp_path / "robot")
     public = keys.new_pair("server").public
-    keys.trust_client("robot", own.new_pair("client").public)
+    keys.trust_client("robot", robot_keys.new_pair("client").public)
     with contextlib.ExitStack() as stack:
 
         def serve(engine: str, *allow: str) -> Client:
             compute = Compute("cpu", engine, 1)
             server = stack.enter_context(OffloadServer(keys=keys, compute=compute, models=Models(allow)))
-            own.trust_server(server.address, public)
-            client = stack.enter_context(Client(server.address, keys=own))
+            robot_keys.trust_server(server.address, public)
+            client = stack.enter_context(Client(server.address, keys=robot_keys))
             client.wait_ready(60.0)
             client.server = server
             return client

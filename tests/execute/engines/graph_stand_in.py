@@ -16,9 +16,9 @@ class _Recorder(TorchDispatchMode):
         self._graph = graph
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        self._graph.calls.append((func, args, kwargs or {}, found))
-        return found
+        result = func(*args, **(kwargs or {}))
+        self._graph.calls.append((func, args, kwargs or {}, result))
+        return result
 
 
 class CUDAGraph:
@@ -29,14 +29,14 @@ class CUDAGraph:
 
     def replay(self) -> None:
         for func, args, kwargs, outputs in self.calls:
-            for own, new in zip(_own(args, outputs), _own(args, func(*args, **kwargs))):
-                own.copy_(new)
+            for stored, new in zip(_written_tensors(args, outputs), _written_tensors(args, func(*args, **kwargs))):
+                stored.copy_(new)
 
     def reset(self) -> None:
         self.calls = []
 
 
-def _own(args: Any, outputs: Any) -> List[torch.Tensor]:
+def _written_tensors(args: Any, outputs: Any) -> List[torch.Tensor]:
     """Outputs that are no views of an argument."""
     given = {one.untyped_storage().data_ptr() for one in _tensors(args)}
     return [one for one in _tensors(outputs) if one.untyped_storage().data_ptr() not in given]
@@ -65,7 +65,7 @@ def graph(cuda_graph: CUDAGraph, stream: Stream, capture_error_mode: str) -> Any
     with _Recorder(cuda_graph):
         yield
     for _, args, _, outputs in cuda_graph.calls:  # no kernel has run
-        for one in _own(args, outputs):
+        for one in _written_tensors(args, outputs):
             if one.is_floating_point():
                 one.fill_(float("nan"))
 

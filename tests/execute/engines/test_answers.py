@@ -50,8 +50,8 @@ def test_an_answer_names_torch_until_an_engine_has_taken_over_and_then_the_engin
     assert named[0] == EAGER
     assert named[-1].startswith(client.server.engine)
     assert module.run([frame()], Mode.LOCAL)[1].engine == EAGER
-    told = f"may differ in the last digits (engine: eager here, {client.server.engine} there)"
-    assert told in module.state()["server"]
+    note = f"may differ in the last digits (engine: eager here, {client.server.engine} there)"
+    assert note in module.state()["server"]
 
 
 def test_equal_engines_give_equal_bits_in_modes_local_and_server(engine, served):
@@ -65,14 +65,17 @@ def test_equal_engines_give_equal_bits_in_modes_local_and_server(engine, served)
         until_computed_by(module, mode, engine, fresh)
     for _ in range(200):
         given = fresh()
-        (mine, here), (theirs, there) = module.run([given], Mode.LOCAL), module.run([given], Mode.SERVER)
-        assert there.mode is Mode.SERVER
-        assert here.engine == there.engine
+        (mine, local_report), (theirs, remote_report) = (
+            module.run([given], Mode.LOCAL),
+            module.run([given], Mode.SERVER),
+        )
+        assert remote_report.mode is Mode.SERVER
+        assert local_report.engine == remote_report.engine
         assert torch.equal(mine[0], theirs[0])
     assert module.state()["server"].endswith("results are bit-equal to local")
 
 
-def test_who_asked_for_exact_results_uses_no_engine_here_nor_there(stand_in, served):
+def test_a_request_for_exact_results_uses_no_engine_on_either_side(stand_in, served):
     module = robot(served("stand-in", NET), engine="stand-in", exact=True)
     ends = time.monotonic() + 60.0
     while "exact" not in (reason := module.unavailable_reason(Mode.SERVER, [frame()]) or ""):
@@ -84,7 +87,7 @@ def test_who_asked_for_exact_results_uses_no_engine_here_nor_there(stand_in, ser
     assert torch.equal(outputs[0], 2 * given)
 
 
-def test_an_engine_of_one_model_is_refused_by_who_asked_for_exact_results(stand_in, served):
+def test_an_engine_of_one_model_is_refused_for_exact_results(stand_in, served):
     client = served(f"eager,{NET}=stand-in", NET)
     assert client.server.engine == EAGER
     module = robot(client, exact=True)

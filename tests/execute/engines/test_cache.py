@@ -47,7 +47,7 @@ def test_a_second_start_builds_nothing_and_what_differs_is_another_entry(stand_i
     assert stand_in.builds == len(list(cache.iterdir())) == 7
 
 
-def test_one_that_was_wrong_on_noise_is_kept_and_never_trusted(stand_in, cache):
+def test_an_engine_that_was_wrong_on_noise_is_stored_and_never_trusted(stand_in, cache):
     stand_in.factor = 2.001
     for _ in range(2):
         executor = ModuleExecutor(Doubling(), engine="stand-in")
@@ -65,33 +65,33 @@ def test_files_are_private(cache):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_whatever_is_damaged_is_built_again(cache):
-    whole = EngineEntry(b"engine", "digest")
-    EngineCache().get_or_build(KEY, lambda: whole)
+def test_damaged_entries_are_rebuilt(cache):
+    entry = EngineEntry(b"engine", "digest")
+    EngineCache().get_or_build(KEY, lambda: entry)
     (path,) = cache.iterdir()
     raw = path.read_bytes()
     damaged = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
     for data in [*damaged, *(raw[:at] for at in range(len(raw))), raw + b"x"]:
         path.write_bytes(data)
         calls: list = []
-        assert EngineCache().get_or_build(KEY, lambda calls=calls: calls.append(1) or whole) == whole
+        assert EngineCache().get_or_build(KEY, lambda calls=calls: calls.append(1) or entry) == entry
         assert calls == [1], f"{data!r} was loaded"
-    assert EngineCache().get_or_build(KEY, never) == whole
+    assert EngineCache().get_or_build(KEY, never) == entry
 
 
 def test_files_that_others_can_reach_are_not_loaded(cache, tmp_path):
-    whole = EngineEntry(b"engine", "digest")
-    EngineCache().get_or_build(KEY, lambda: whole)
+    entry = EngineEntry(b"engine", "digest")
+    EngineCache().get_or_build(KEY, lambda: entry)
     (path,) = cache.iterdir()
     path.chmod(0o640)
     with pytest.raises(AssertionError, match="there already"):
         EngineCache().get_or_build(KEY, never)
-    EngineCache().get_or_build(KEY, lambda: whole)
+    EngineCache().get_or_build(KEY, lambda: entry)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(AssertionError, match="there already"):
         EngineCache().get_or_build(KEY, never)
-    EngineCache().get_or_build(KEY, lambda: whole)
+    EngineCache().get_or_build(KEY, lambda: entry)
     cache.chmod(0o777)
     with pytest.raises(AssertionError, match="there already"):
         EngineCache().get_or_build(KEY, never)
@@ -99,13 +99,13 @@ def test_files_that_others_can_reach_are_not_loaded(cache, tmp_path):
 
 
 def test_the_entry_used_longest_ago_makes_room(cache):
-    held = EngineCache(most_bytes=1300)
+    retained = EngineCache(most_bytes=1300)
     for name in "abc":
-        held.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
+        retained.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
         os.utime(cache / f"{name * 64}.engine", ns=(ord(name), ord(name)))
-    held.get_or_build("a" * 64, never)
+    retained.get_or_build("a" * 64, never)
     for name in "de":
-        held.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
+        retained.get_or_build(name * 64, lambda: EngineEntry(bytes(300), ""))
     assert {path.name[0] for path in cache.iterdir()} == {"a", "d", "e"}
 
 
@@ -153,7 +153,7 @@ def test_a_module_that_cannot_be_seen_into_has_no_identity():
     assert network_identity(network, specs) is None
 
 
-def test_an_engine_that_was_lost_is_built_again(stand_in, cache):
+def test_an_engine_that_was_lost_is_rebuilt(stand_in, cache):
     run_once()
     (path,) = cache.iterdir()
     path.unlink()
@@ -161,7 +161,7 @@ def test_an_engine_that_was_lost_is_built_again(stand_in, cache):
     assert stand_in.builds == 2
 
 
-def test_a_disk_that_takes_no_more_bytes_leaves_nothing_behind(cache):
+def test_a_full_disk_leaves_no_partial_file(cache):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:

@@ -33,7 +33,7 @@ from tests.execute.engines import graph_stand_in
 from tests.execute.engines.conftest import Doubling
 
 
-def test_classes_say_how_far_an_engine_may_be_from_torch():
+def test_classes_bound_the_difference_of_an_engine_from_torch():
     assert {backend.name: backend.accuracy for backend in table.BACKENDS if backend.device == CUDA} == {
         "tensorrt": CLOSE, "tensorrt:fp16": REDUCED, "onnxruntime:cuda": CLOSE, "onnxruntime:tensorrt": REDUCED,
         "eager+graph": EXACT,
@@ -64,7 +64,7 @@ def test_exact_is_torchs_kernels_as_steps_on_a_cpu_and_as_graphs_on_a_gpu(monkey
     assert table.engine_for_model("eager", "kapao", "exact") == "eager"
 
 
-def test_nobody_is_told_where_torch_computes_in_place_of_an_engine_that_was_not_named():
+def test_a_fallback_of_an_unnamed_engine_to_torch_is_silent():
     class Refusing(CudaGraphBackend):
         def capture(self, run, inputs):
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -73,32 +73,32 @@ def test_nobody_is_told_where_torch_computes_in_place_of_an_engine_that_was_not_
         seat = Seat(Doubling(), lambda inputs: (inputs[0] * 2,), Refusing(), named=named)
         seat.run([torch.arange(4.0)])
         assert seat.wait_until_built(60.0)
-        words, amber = seat.state()
-        assert "cannot be captured" in words
+        state, amber = seat.state()
+        assert "cannot be captured" in state
         assert amber is named
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("tensorrt/torches", "no buffers 'torches'; use one of: torch, pycuda"),
         ("onnxruntime/pycuda", "engine 'onnxruntime' has no buffers to choose"),
         ("tensorrt:int8", "no engine 'tensorrt:int8'"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(name, words):
-    with pytest.raises(BadInput, match=words):
+def test_what_cannot_be_meant_is_refused(name, message):
+    with pytest.raises(BadInput, match=message):
         table.pick_backend(name)
 
 
-def test_buffers_are_for_tensorrt_and_nobody_else():
+def test_buffers_are_for_tensorrt_only():
     assert table.with_buffers("auto,movenet=tensorrt:fp16", "pycuda") == "auto,movenet=tensorrt:fp16/pycuda"
     assert table.engine_for_model("auto,movenet=tensorrt:fp16/pycuda", "movenet") == "tensorrt:fp16/pycuda"
     with pytest.raises(BadInput, match="has no buffers to choose"):
         table.with_buffers("onnxruntime:tensorrt", "pycuda")
 
 
-def test_each_says_what_it_lacks(monkeypatch):
+def test_each_engine_names_what_it_lacks(monkeypatch):
     with pytest.raises(Unsupported, match=r"'tensorrt/pycuda' is absent: not installed: tensorrt.*JetPack"):
         table.pick_backend("tensorrt/pycuda")
     with pytest.raises(Unsupported, match="not installed: onnxruntime-gpu"):
@@ -142,17 +142,17 @@ def test_onnx_runtime_has_no_gpu_where_torch_finds_none(packages):
             table.pick_backend(one.name)
 
 
-def test_onnx_runtime_is_there_where_its_providers_have_their_libraries(packages, monkeypatch):
+def test_onnx_runtime_is_present_if_its_providers_have_their_libraries(packages, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "pip install onnxruntime-gpu" in listed()["onnxruntime:cuda"].remedy, "a build without the provider"
     # any library does for CUDA's provider, and one that needs what no machine has for TensorRT's
     library = pathlib.Path(importlib.util.find_spec("_ctypes").origin).read_bytes()
     (packages / "libonnxruntime_providers_cuda.so").write_bytes(library)
     (packages / "libonnxruntime_providers_tensorrt.so").write_bytes(library.replace(b"libc.so.6", b"libnvi.so"))
-    found = listed()
-    assert found["onnxruntime:cuda"].present
-    assert found["onnxruntime:tensorrt"].detail == "needs libnvi.so, for libonnxruntime_providers_tensorrt.so"
-    assert found["onnxruntime:tensorrt"].remedy == "put libnvi.so where the loader looks (LD_LIBRARY_PATH)"
+    engines = listed()
+    assert engines["onnxruntime:cuda"].present
+    assert engines["onnxruntime:tensorrt"].detail == "needs libnvi.so, for libonnxruntime_providers_tensorrt.so"
+    assert engines["onnxruntime:tensorrt"].remedy == "put libnvi.so where the loader looks (LD_LIBRARY_PATH)"
     (packages / "libnvi.so").write_bytes(library)
     assert listed()["onnxruntime:tensorrt"].present, "it is beside the provider"
 
@@ -175,7 +175,7 @@ def test_a_package_of_the_systems_has_a_version_without_being_imported(tmp_path,
     assert installed_version(backend) == "8.5.2.2"
 
 
-def test_a_fingerprint_says_nothing_of_an_engine_that_is_exact():
+def test_a_fingerprint_omits_exact_engines():
     assert fingerprint_entry(None) == fingerprint_entry(CudaGraphBackend()) == ""
     assert fingerprint_entry(TensorRT()).startswith("tensorrt absent fp32, kernels picked by timing in process ")
     assert isinstance(driver_release(), str)
@@ -218,8 +218,8 @@ class Branch(torch.nn.Module):
 
 
 def test_a_graph_gives_torchs_bits_for_every_input(monkeypatch):
-    kept = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, _: kept.append(one))
+    recorded = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda one, _: recorded.append(one))
     module, draw = Branch().eval(), torch.Generator().manual_seed(0)
 
     def inputs():
@@ -232,9 +232,9 @@ def test_a_graph_gives_torchs_bits_for_every_input(monkeypatch):
         engine._stream.calls.clear()
         results.append((engine.run(given), module(*given)))
         assert engine._stream.calls == ["wait_stream", "synchronize"]
-    for found, want in results:
-        assert all(map(torch.equal, found, want)), "and the next run has not overwritten it"
-    assert len(kept) == 10, "the caller's stream may still read what is returned"
+    for outputs, want in results:
+        assert all(map(torch.equal, outputs, want)), "and the next run has not overwritten it"
+    assert len(recorded) == 10, "the caller's stream may still read what is returned"
     engine.close()
 
 
@@ -258,7 +258,7 @@ def test_on_a_device_cuda_an_engine_gets_and_gives_tensors_of_that_device(monkey
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", *code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
-    again, graph = done.stdout.splitlines()
-    assert again.startswith("again ")
+    first_line, graph = done.stdout.splitlines()
+    assert first_line.startswith("again ")
     assert graph.startswith("eager | ")
     assert "torch.cuda.CUDAGraph is not there on the virtual device" in graph

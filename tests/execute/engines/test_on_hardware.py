@@ -15,7 +15,7 @@ NAMES = [backend.name for backend in table.BACKENDS if backend.device == CUDA] +
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_engine_takes_over_within_the_tolerance_of_its_class(name):
+def test_an_engine_replaces_torch_within_the_tolerance_of_its_class(name):
     if torch.version.cuda is None or not torch.cuda.is_available():
         pytest.skip("no GPU: TensorRT, its buffers and CUDA graphs have not been run")
     try:
@@ -32,8 +32,8 @@ def test_an_engine_takes_over_within_the_tolerance_of_its_class(name):
         fast.run([frame])
     assert fast.engine != "eager", fast.engine_state()
     for frame in frames:
-        want, found = plain.run([frame]), fast.run([frame])
-        assert found.engine.startswith(name.split("/")[0])
-        assert find_mismatch(want.outputs, found.outputs, TOLERANCE[backend.accuracy]) == ""
-        assert backend.accuracy != EXACT or torch.equal(want.outputs[0], found.outputs[0])
+        want, report = plain.run([frame]), fast.run([frame])
+        assert report.engine.startswith(name.split("/")[0])
+        assert find_mismatch(want.outputs, report.outputs, TOLERANCE[backend.accuracy]) == ""
+        assert backend.accuracy != EXACT or torch.equal(want.outputs[0], report.outputs[0])
     fast.close()

@@ -22,7 +22,7 @@ def taken_over(executor: ModuleExecutor, frames) -> None:
     assert executor.engine != "eager", executor.engine_state()
 
 
-def test_people_are_found_where_torch_finds_them(engine):
+def test_people_are_detected_where_torch_detects_them(engine):
     estimator = registry.build_estimator("kapao_vtest")
     before = registry.state_hash(estimator.module)
     frames = [estimator.prepare(synthetic_frame(480, 640 + 2 * number))[0] for number in range(3)]
@@ -30,10 +30,10 @@ def test_people_are_found_where_torch_finds_them(engine):
     taken_over(fast, frames)
     assert registry.state_hash(estimator.module) == before
     for frame in frames:
-        want, found = plain.run([frame]), fast.run([frame])
-        assert found.engine.startswith(engine)
-        assert [one.shape for one in want.outputs] == [one.shape for one in found.outputs]
-        assert max(map(relative_error, want.outputs, found.outputs)) < 1e-4, "boxes and keypoints after read-out"
+        want, report = plain.run([frame]), fast.run([frame])
+        assert report.engine.startswith(engine)
+        assert [one.shape for one in want.outputs] == [one.shape for one in report.outputs]
+        assert max(map(relative_error, want.outputs, report.outputs)) < 1e-4, "boxes and keypoints after read-out"
     twin = ModuleExecutor(registry.build_estimator("kapao_vtest").module, engine=engine)
     taken_over(twin, frames)
     for frame in frames:
@@ -49,8 +49,8 @@ def test_a_classifier_is_within_the_tolerance_of_its_class(engine):
     plain, fast = ModuleExecutor(network), ModuleExecutor(network, engine=engine)
     taken_over(fast, frames)
     for frame in frames:
-        want, found = plain.run([frame]).outputs[0], fast.run([frame]).outputs[0]
-        assert relative_error(want, found) < TOLERANCE[CLOSE]
+        want, output = plain.run([frame]).outputs[0], fast.run([frame]).outputs[0]
+        assert relative_error(want, output) < TOLERANCE[CLOSE]
 
 
 def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, cache, monkeypatch):
@@ -70,12 +70,12 @@ def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, ca
         monkeypatch.setattr(seat, "export_onnx", counted)
         first = ModuleExecutor(network, engine=engine)
         taken_over(first, frames)
-        again = ModuleExecutor(network, engine=engine)
-        taken_over(again, frames)
+        restarted = ModuleExecutor(network, engine=engine)
+        taken_over(restarted, frames)
         monkeypatch.setattr(seat, "export_onnx", real)
         assert len(exports) == 1
         for frame in frames:
-            one, other = first.run([frame]), again.run([frame])
+            one, other = first.run([frame]), restarted.run([frame])
             assert one.engine == other.engine
             assert all(map(torch.equal, one.outputs, other.outputs))
             assert all(map(torch.equal, one.outputs, _built_in_one_go(engine, network, frame)))
@@ -108,10 +108,10 @@ def test_a_network_whose_outputs_depend_on_data_is_right_or_with_torch(engine):
     draw = torch.Generator().manual_seed(0)
     for _ in range(6):
         frame = torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8, generator=draw)
-        want, found = plain.run([frame]).outputs, fast.run([frame])
+        want, report = plain.run([frame]).outputs, fast.run([frame])
         assert fast.engine_ready(120)
-        assert [one.shape for one in want] == [one.shape for one in found.outputs]
-        assert max(map(relative_error, want[:2], found.outputs[:2])) < TOLERANCE[CLOSE]
+        assert [one.shape for one in want] == [one.shape for one in report.outputs]
+        assert max(map(relative_error, want[:2], report.outputs[:2])) < TOLERANCE[CLOSE]
 
 
 def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
@@ -139,7 +139,7 @@ def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
 
 
 @pytest.mark.process
-def test_torch_alone_imports_no_package_of_an_engine():
+def test_without_engines_no_package_of_an_engine_is_imported():
     code = (
         "import sys, torch; from torch import nn; from edge_offload.execute.module import ModuleExecutor; "
         "from edge_offload.execute.engines import table; import edge_offload.server.server; "

@@ -37,7 +37,7 @@ def in_force(network: nn.Module) -> ModuleExecutor:
     return executor
 
 
-def test_an_engine_takes_over_after_it_was_compared_on_real_frames(stand_in):
+def test_an_engine_replaces_torch_after_a_comparison_on_real_frames(stand_in):
     assert in_force(Doubling()).engine_state()[1] is False
 
 
@@ -45,15 +45,15 @@ def test_no_frame_waits_for_a_build(stand_in):
     stand_in.may_build.clear()
     executor = ModuleExecutor(Doubling(), engine="stand-in")
     assert [answer(executor, frame()) for _ in range(3)] == ["eager"] * 3
-    words, amber = executor.engine_state()
+    state, amber = executor.engine_state()
     assert amber
-    assert "is being built" in words
+    assert "is being built" in state
     stand_in.may_build.set()
     assert executor.engine_ready(60)
 
 
 @pytest.mark.parametrize("wrong", [2.002, float("nan"), 0.0])
-def test_an_engine_that_computes_something_else_never_takes_over(stand_in, wrong):
+def test_an_engine_that_computes_something_else_never_replaces_torch(stand_in, wrong):
     stand_in.factor = wrong
     executor = ModuleExecutor(Doubling(), engine="stand-in")
     answer(executor, frame())
@@ -62,7 +62,7 @@ def test_an_engine_that_computes_something_else_never_takes_over(stand_in, wrong
     assert "output 0 is off by" in executor.engine_state()[0]
 
 
-def test_an_engine_that_is_wrong_on_real_frames_alone_never_takes_over(stand_in):
+def test_an_engine_that_is_wrong_only_on_real_frames_never_replaces_torch(stand_in):
     executor = ModuleExecutor(Doubling(), engine="stand-in")
     answer(executor, frame())
     assert executor.engine_ready(60)
@@ -95,7 +95,7 @@ def test_an_engine_that_hangs_gives_the_frame_to_torch_and_is_retired(stand_in, 
     assert "did not answer within" in executor.engine_state()[0]
 
 
-def test_a_network_that_changes_its_own_state_stays_with_torch(stand_in):
+def test_a_network_that_changes_its_state_stays_with_torch(stand_in):
     class Counting(Doubling):
         def __init__(self):
             super().__init__()
@@ -111,7 +111,7 @@ def test_a_network_that_changes_its_own_state_stays_with_torch(stand_in):
     assert stand_in.builds == 0
 
 
-def test_a_network_that_looks_at_values_in_python_stays_with_torch(stand_in):
+def test_a_network_that_reads_values_in_python_stays_with_torch(stand_in):
     class Branching(Doubling):
         def forward(self, x):
             return x + x if x.sum() > 30 else super().forward(x)
@@ -131,19 +131,19 @@ def test_a_few_shapes_have_an_engine_each_and_further_ones_none(stand_in):
     assert stand_in.builds == seats.MOST_SHAPES
 
 
-def test_what_is_asked_for_must_exist():
+def test_a_requested_engine_must_exist():
     with pytest.raises(BadInput, match="no engine 'speed'; use one of: eager, auto, exact, onnxruntime, openvino, "):
         ModuleExecutor(Doubling(), engine="speed")
 
 
-def test_without_packages_auto_is_torch_and_says_so(monkeypatch):
+def test_without_packages_auto_is_torch_with_a_notice(monkeypatch):
     monkeypatch.setattr(table, "installed_version", lambda backend: None)
     executor = ModuleExecutor(Doubling(), engine="auto")
     assert executor.run([frame()]).engine == "eager"
     assert executor.engine_state() == (f"eager: no engine is installed; {table.INSTALL}", True)
 
 
-def test_outputs_are_compared_by_their_own_range():
+def test_outputs_are_compared_relative_to_their_range():
     want, inf = torch.tensor([1000.0, 1.0]), torch.tensor([float("inf"), 1.0])
     assert find_mismatch([want], [want + 0.019], 2e-5) == ""
     assert "off by" in find_mismatch([want], [want + 0.021], 2e-5)

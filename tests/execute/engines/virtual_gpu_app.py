@@ -12,10 +12,10 @@ from edge_offload.execute.engines.base import CUDA, Built
 from edge_offload.execute.module import ModuleExecutor
 
 net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
-there = copy.deepcopy(net).cuda()
+on_device = copy.deepcopy(net).cuda()
 
 
-class Again(Built):
+class Rebuilt(Built):
     """A stand-in: torch once more, on the device."""
 
     name, distributions, device = "again", ("numpy",), CUDA
@@ -29,13 +29,13 @@ class Again(Built):
     def run(self, inputs):
         assert inputs[0].is_cuda
         with torch.inference_mode():
-            return [there(inputs[0])]
+            return [on_device(inputs[0])]
 
     def close(self):
         pass
 
 
-table.BACKENDS = (*table.BACKENDS, Again())
+table.BACKENDS = (*table.BACKENDS, Rebuilt())
 plain = ModuleExecutor(net, "cuda")
 for name in ("again", "eager+graph"):
     executor = ModuleExecutor(net, "cuda", name)

@@ -77,7 +77,7 @@ def test_each_kind_of_payload_gets_its_codec(machine, array, names):
     assert settle(Selector(clock=machine.clock), array, 5e5) in names
 
 
-def test_a_codec_that_becomes_slow_is_left(machine):
+def test_a_codec_that_becomes_slow_is_replaced(machine):
     frame, selector = picture(120, 160), Selector(clock=machine.clock)
     assert settle(selector, frame, 20e6) == "gradient+zstd"
     machine.speeds["gradient+zstd"] = 5e6  # the robot throttles
@@ -155,7 +155,7 @@ def test_small_tensors_are_not_worth_a_thought():
     assert codecs.select(np.zeros(10), 1e3) == "raw"
 
 
-def test_report_says_what_was_measured(machine):
+def test_report_shows_measured_values(machine):
     selector = Selector(clock=machine.clock)
     settle(selector, picture(120, 160), 5e6)
     rows = {row["codec"]: row for row in selector.report()}

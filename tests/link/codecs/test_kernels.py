@@ -102,18 +102,18 @@ def test_compiled_palettes_equal_numpy(compiled, extents, dtype, values, limit, 
     table = rng.integers(0, 256, values * item, dtype=np.uint8).view(f"u{item}")
     bits = table[rng.integers(0, values, int(np.prod(extents)))].reshape(extents)
     kind = np.dtype(dtype).kind
-    expected, found = portable.palette(bits, kind, limit), kernels.palette(bits, kind, limit)
-    assert (expected is None) == (found is None)
-    if found is None:
+    expected, result = portable.palette(bits, kind, limit), kernels.palette(bits, kind, limit)
+    assert (expected is None) == (result is None)
+    if result is None:
         return
-    np.testing.assert_array_equal(found[0], expected[0])
-    for one, other in zip(found[1], expected[1]):
+    np.testing.assert_array_equal(result[0], expected[0])
+    for one, other in zip(result[1], expected[1]):
         np.testing.assert_array_equal(one, other)
     full = np.zeros((extents[1], 256), bits.dtype)
-    for channel, colours in enumerate(found[1]):
+    for channel, colours in enumerate(result[1]):
         full[channel, : len(colours)] = colours
-    np.testing.assert_array_equal(kernels.gather(found[0], full, extents[0], extents[2]), bits.reshape(-1))
-    np.testing.assert_array_equal(portable.gather(found[0], full, extents[0], extents[2]), bits.reshape(-1))
+    np.testing.assert_array_equal(kernels.gather(result[0], full, extents[0], extents[2]), bits.reshape(-1))
+    np.testing.assert_array_equal(portable.gather(result[0], full, extents[0], extents[2]), bits.reshape(-1))
 
 
 def test_palette_ascends_with_the_values(compiled):

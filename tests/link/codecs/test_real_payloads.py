@@ -25,9 +25,9 @@ def ratio(array, name):
 @pytest.fixture(scope="module")
 def pairs(video):
     """(frame, the frame before it) at 960x640."""
-    wanted = sorted({number - lag for number in NUMBERS for lag in (0, 1)})
-    frames = read_frames(video, wanted)
-    frames = {number: payloads.resized(frame, 960, 640) for number, frame in frames.items()}
+    needed = sorted({number - lag for number in NUMBERS for lag in (0, 1)})
+    frames = read_frames(video, needed)
+    frames = {number: payloads.resize_frame(frame, 960, 640) for number, frame in frames.items()}
     return [(frames[number], frames[number - 1]) for number in NUMBERS]
 
 
@@ -50,11 +50,11 @@ def test_video_frame_against_the_one_before(pairs):
 
 
 def test_normalised_image(pairs):
-    assert min(ratio(payloads.normalised(frame), "palette+zstd") for frame, _ in pairs) >= 5.5
+    assert min(ratio(payloads.normalise_frame(frame), "palette+zstd") for frame, _ in pairs) >= 5.5
 
 
 def test_lidar_occupancy(scan):
-    grid = payloads.occupancy(scan)
+    grid = payloads.make_occupancy(scan)
     assert ratio(grid, "sparse+zstd") >= 200
     assert ratio(grid.astype(bool), "bits+zstd") >= 200
     assert ratio(grid.astype(np.float32), "sparse+zstd") >= 800
@@ -89,7 +89,7 @@ class TestBench:
             inputs += ["--codec", name]
         assert cli.main(["bench", "codecs", *inputs, "--json", str(out), "--plot", str(plot)]) == 0
         record = json.loads(out.read_text())
-        found = {(row["payload"], row["codec"]) for row in record["rows"]}
+        pairs = {(row["payload"], row["codec"]) for row in record["rows"]}
         assert {
             ("frame 960x640", "gradient+zstd"),
             ("frame 960x640, noise 2, lag 4", "temporal+zstd"),
@@ -97,7 +97,7 @@ class TestBench:
             ("normalised 224x224", "palette+zstd"),
             ("occupancy uint8", "bits+zstd"),
             ("labels, given, uint8", "bits"),
-        } <= found
+        } <= pairs
         assert all(row["lossless"] == (row["codec"].split("+")[0] not in ("jpeg", "fp16")) for row in record["rows"])
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert "gradient+zstd" in capsys.readouterr().out

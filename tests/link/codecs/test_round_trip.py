@@ -117,12 +117,12 @@ def test_what_cannot_travel_is_refused_with_a_remedy(array):
     assert refused.value.remedy
 
 
-def test_unknown_codec_names_the_known_ones():
+def test_unknown_codec_is_refused_with_the_available_ones():
     with pytest.raises(BadInput, match=r"no codec 'zip'.*gradient\+zstd"):
         codecs.encode(np.zeros(3), "zip")
 
 
-def test_codec_that_does_not_suit_says_why():
+def test_unsuitable_codec_reports_why():
     with pytest.raises(BadInput, match="more than 256 distinct values"):
         codecs.encode(np.arange(1000, dtype=np.float32), "palette+zstd")
     with pytest.raises(BadInput, match="not a stack of 8-bit images"):
@@ -141,7 +141,7 @@ def test_pictures_shrink_in_either_layout():
 def test_normalised_picture_costs_no_more_than_the_picture_and_its_palette():
     from edge_offload_benchmarks import payloads
 
-    array = payloads.normalised(picture(224, 224))
+    array = payloads.normalise_frame(picture(224, 224))
     encoded = codecs.encode(array, "palette+zstd")
     assert array.nbytes / encoded.nbytes > 5.5
 
@@ -155,7 +155,7 @@ def test_raw_is_not_copied():
 
 class TestLossy:
     @pytest.mark.process
-    def test_fp16_says_so_and_is_the_nearest_half(self):
+    def test_fp16_is_marked_as_lossy_and_is_the_nearest_half(self):
         array = np.linspace(-3, 3, 1000, dtype=np.float32).reshape(10, 100)
         for name in ("fp16", "fp16+zstd"):
             encoded = codecs.encode(array, name)
@@ -165,7 +165,7 @@ class TestLossy:
         assert codecs.encode(array, "fp16").nbytes * 2 == array.nbytes
 
     @pytest.mark.parametrize("layout", ["HWC", "CHW", "NCHW", "HW"])
-    def test_jpeg_says_so_and_stays_close(self, layout):
+    def test_jpeg_is_marked_as_lossy_and_stays_close(self, layout):
         frame = picture(64, 80)
         array = {"HWC": frame, "CHW": frame.transpose(2, 0, 1), "NCHW": frame.transpose(2, 0, 1)[None]}.get(
             layout, frame[..., 1]

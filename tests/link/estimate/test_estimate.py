@@ -20,7 +20,7 @@ from edge_offload.link.estimate.wireless import (
 from edge_offload.link.sockets.descriptors import Deliveries
 from edge_offload.link.transport.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
 from edge_offload.link.transport.replies import LinkState
-from edge_offload_benchmarks.experiments.bandwidth import Sample, flaps, judge, lags
+from edge_offload_benchmarks.experiments.bandwidth import Sample, count_flaps, judge_samples, measure_lags
 from edge_offload_research.emulate.emulator import Emulator
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 
@@ -41,7 +41,7 @@ class Robot:
     def frame(self, late_s=0.0, every_s=0.1):
         sent = self.t
         given = int(self.up)
-        received = self.trace.finish(sent, self.up) + DELAY_S + self.random.uniform(0, 0.5e-3) + late_s
+        received = self.trace.finish_time(sent, self.up) + DELAY_S + self.random.uniform(0, 0.5e-3) + late_s
         # the kernel acknowledges what the trace carries
         while self.t + 0.05 < received:
             self.t += 0.05
@@ -49,7 +49,7 @@ class Robot:
             self.estimator.add_progress(self.t, given, int(min(carried, given)))
         self.estimator.add_progress(received, 0, 0)
         answered = received + 0.02
-        back = self.trace.finish(answered, self.down) + DELAY_S + self.random.uniform(0, 0.5e-3)
+        back = self.trace.finish_time(answered, self.down) + DELAY_S + self.random.uniform(0, 0.5e-3)
         self.estimator.round_trip(back, 2 * DELAY_S)
         self.estimator.add_transfer(Transfer(sent, sent, received, answered, back, 1e-4, int(self.up), int(self.down)))
         self.t = max(back, sent + every_s)
@@ -60,8 +60,8 @@ class Robot:
 
 
 @pytest.mark.parametrize("rate", [0.2 * MB, 1 * MB, 11.6 * MB, 60 * MB])
-def test_steady_link_is_known_within_a_tenth(rate):
-    robot = Robot(Trace.constant(rate), down=100e3)
+def test_steady_link_is_estimated_within_a_tenth(rate):
+    robot = Robot(Trace.constant_trace(rate), down=100e3)
     for _ in range(20):
         reading = robot.frame()
     assert reading.uplink == pytest.approx(rate, rel=0.1)
@@ -71,7 +71,7 @@ def test_steady_link_is_known_within_a_tenth(rate):
 
 
 def test_one_late_thread_does_not_move_the_estimate_and_a_steady_link_does_not_flap():
-    robot = Robot(Trace.constant(10 * MB))
+    robot = Robot(Trace.constant_trace(10 * MB))
     for _ in range(10):
         robot.frame()
     seen = []
@@ -92,7 +92,7 @@ def test_a_step_is_followed_within_half_a_second(before, after):
 
 
 def test_an_outage_is_seen_while_the_frame_is_stuck():
-    robot = Robot(Trace.constant(10 * MB))
+    robot = Robot(Trace.constant_trace(10 * MB))
     for _ in range(10):
         robot.frame()
     for i in range(12):
@@ -100,7 +100,7 @@ def test_an_outage_is_seen_while_the_frame_is_stuck():
     assert robot.estimator.make_reading(robot.t + 0.5).uplink < 0.1 * MB
 
 
-def test_a_fall_in_the_middle_of_a_transfer_is_known_to_be_doubtful():
+def test_a_fall_in_the_middle_of_a_transfer_makes_the_estimate_doubtful():
     """Its mean says 0.8 MB/s, the link carries 0.25 by now: what is planned for must not be the mean."""
     rates = RateFilter()
     for number in range(20):
@@ -135,7 +135,7 @@ def test_a_transfer_that_waits_behind_another_does_not_lower_the_estimate():
 
 
 @pytest.mark.parametrize(("up_s", "down_s"), [(0.035, 0.035), (0.05, 0.02), (0.01, 0.06)])
-def test_a_transfer_shorter_than_the_round_trip_tells_the_rate_though_the_clock_is_not_known(up_s, down_s):
+def test_a_transfer_shorter_than_the_round_trip_gives_the_rate_without_a_clock_offset(up_s, down_s):
     estimator, random_source = LinkEstimator(), random.Random(0)
     clock, rate, size = PeerClock(), 11.6 * MB, 200_000
     for i in range(40):
@@ -144,9 +144,9 @@ def test_a_transfer_shorter_than_the_round_trip_tells_the_rate_though_the_clock_
         pinged = t + up_s + noise_up
         clock.add_sample(t, pinged + 1000, pinged + 1000, pinged + down_s + noise_down)
         estimator.round_trip(t + up_s + down_s, clock.reading.rtt_s)
-        there = t + 0.1 + size / rate + up_s + noise
-        back = there + 0.04 + down_s
-        local = clock.reading.to_local(there + 1000)
+        received = t + 0.1 + size / rate + up_s + noise
+        back = received + 0.04 + down_s
+        local = clock.reading.to_local(received + 1000)
         estimator.add_transfer(Transfer(t + 0.1, t + 0.1, local, local + 0.04, back, clock.reading.error_s, size, 100))
     assert estimator.make_reading(10.0).uplink == pytest.approx(rate, rel=0.1)
 
@@ -162,10 +162,10 @@ def test_where_round_trips_vary_a_short_transfer_is_not_taken_for_exact():
     assert errors[0] < 0.2 < 0.35 < errors[1]
 
 
-def deliver(rate, looks_s, size=200_000, begin_s=0.0, gaps=()):
+def deliver(rate, samples_s, size=200_000, begin_s=0.0, gaps=()):
     """Looks at an upload that is delivered at ``rate`` from ``begin_s`` on, but for gaps (from, to; seconds)."""
     deliveries = Deliveries()
-    for now in looks_s:
+    for now in samples_s:
         waited_s = sum(max(0.0, min(now, end_s) - start_s) for start_s, end_s in gaps)
         delivered = int(min(size, max(0.0, now - begin_s - waited_s) * rate))
         deliveries.add_sample(now, size - delivered, delivered)
@@ -174,49 +174,49 @@ def deliver(rate, looks_s, size=200_000, begin_s=0.0, gaps=()):
 
 @pytest.mark.parametrize("gaps", [(), [(0.075, 0.14)], [(0.072, 0.09), (0.093, 0.15)]])
 def test_the_pace_of_deliveries_is_the_links_however_far_away_and_though_tcp_waits(gaps):
-    random_source, looks_s = random.Random(0), [0.0]
-    while looks_s[-1] < 0.25:
-        looks_s.append(looks_s[-1] + random_source.uniform(0.002, 0.006))
-    size, seconds, done_s = deliver(11.6 * MB, looks_s, 300_000, 0.07, gaps).take_runs(1.0)
+    random_source, samples_s = random.Random(0), [0.0]
+    while samples_s[-1] < 0.25:
+        samples_s.append(samples_s[-1] + random_source.uniform(0.002, 0.006))
+    size, seconds, done_s = deliver(11.6 * MB, samples_s, 300_000, 0.07, gaps).take_runs(1.0)
     assert size / seconds == pytest.approx(11.6 * MB, rel=0.02)
     assert done_s >= 0.07 + 300e3 / 11.6e6
 
 
-def test_deliveries_say_nothing_when_they_are_few_or_seldom_looked_at():
+def test_few_or_rarely_sampled_deliveries_give_no_estimate():
     assert deliver(11.6 * MB, [0.004 * i for i in range(50)], 10_000).take_runs(1.0)[0] == 0
     assert deliver(11.6 * MB, [0.03 * i for i in range(9)], 2_000_000).take_runs(1.0)[0] == 0
     assert deliver(11.6 * MB, [0.004 * i for i in range(50)], begin_s=0.5).take_runs(1.0)[0] == 0
 
 
-def test_over_a_delay_that_wanders_the_rate_is_known_from_what_was_delivered():
+def test_over_a_delay_that_wanders_the_rate_follows_from_deliveries():
     """Delays of 0 to 70 ms one way: what a transfer takes is mostly delay."""
     source, rate, size = random.Random(1), 11.6 * MB, 200_000
     estimator, errors = LinkEstimator(), []
     for i in range(100):
         t = 0.2 * i
-        there_s, back_s = source.uniform(0, 0.07), source.uniform(0, 0.07)
-        estimator.round_trip(t, there_s + back_s)
+        forth_s, back_s = source.uniform(0, 0.07), source.uniform(0, 0.07)
+        estimator.round_trip(t, forth_s + back_s)
         stretch = source.uniform(0.8, 1.2)  # the delay changes meanwhile
-        for look in range(40):
-            now = t + 0.004 * look
-            delivered = int(min(size, max(0.0, now - t - there_s - back_s) * rate * stretch))
+        for sample in range(40):
+            now = t + 0.004 * sample
+            delivered = int(min(size, max(0.0, now - t - forth_s - back_s) * rate * stretch))
             estimator.add_progress(now, (i + 1) * size, i * size + delivered, delivered=i * size + delivered)
-        received = t + there_s + size / rate
+        received = t + forth_s + size / rate
         clock_s = 0.01
         estimator.add_transfer(Transfer(t, t, received, received, received + back_s, clock_s, size, 100))
         errors.append(abs(estimator.make_reading(t + 0.16).uplink - rate) / rate)
     assert sorted(errors[10:])[45] < 0.15
 
 
-def test_what_the_next_hop_takes_at_once_is_not_the_rate_of_the_link():
+def test_a_burst_into_the_next_hop_is_not_the_rate_of_the_link():
     """A proxy acknowledges at once and then sends for long."""
     estimator, size, rate = LinkEstimator(), 400_000, 1 * MB
     estimator.round_trip(0.0, 2 * DELAY_S)
     for i in range(10):
         t = 1.0 * i
-        for look in range(12):
-            taken = i * size + min(size, 40_000 * look)
-            estimator.add_progress(t + 0.002 * look, (i + 1) * size, taken, delivered=taken)
+        for sample in range(12):
+            taken = i * size + min(size, 40_000 * sample)
+            estimator.add_progress(t + 0.002 * sample, (i + 1) * size, taken, delivered=taken)
         received = t + size / rate + DELAY_S
         estimator.add_transfer(Transfer(t, t, received, received, received + DELAY_S, 1e-3, size, 100))
     assert estimator.make_reading(10.0).uplink == pytest.approx(rate, rel=0.1)
@@ -235,12 +235,12 @@ def test_a_round_trip_that_rose_has_the_age_of_the_last_short_one(before, after)
     assert 0.1 * after < reading.rtt_age_s <= 0.1 * (after + 2) + 1e-9
 
 
-def test_small_messages_say_nothing_and_error_grows_with_age():
+def test_small_messages_give_no_estimate_and_error_grows_with_age():
     estimator = LinkEstimator()
     for i in range(20):
         estimator.add_transfer(Transfer(i, i, i + 1e-3, i + 2e-3, i + 3e-3, 5e-3, 300, 300))
     assert estimator.make_reading(20.0) == LinkReading(age_s=math.inf)
-    robot = Robot(Trace.constant(10 * MB))
+    robot = Robot(Trace.constant_trace(10 * MB))
     robot.frame()
     fresh, old = robot.reading(), robot.estimator.make_reading(robot.t + 60)
     assert old.uplink == fresh.uplink
@@ -249,17 +249,17 @@ def test_small_messages_say_nothing_and_error_grows_with_age():
 
 
 def test_a_lost_connection_voids_the_estimate_and_the_next_sample_is_believed_at_once():
-    robot = Robot(Trace.constant(10 * MB))
+    robot = Robot(Trace.constant_trace(10 * MB))
     for _ in range(5):
         robot.frame()
     robot.estimator.mark_lost()
     assert robot.reading().uplink == 0
-    robot.trace = Trace.constant(1 * MB)
+    robot.trace = Trace.constant_trace(1 * MB)
     assert robot.frame().uplink == pytest.approx(1 * MB, rel=0.2)
 
 
 def test_what_another_process_measured_is_taken_over_only_if_it_is_newer():
-    robot = Robot(Trace.constant(10 * MB))
+    robot = Robot(Trace.constant_trace(10 * MB))
     robot.frame()
     robot.estimator.adopt_reading(robot.t, LinkReading(1 * MB, 1 * MB, 0.1, 0.1, age_s=5.0, source=ACTIVE))
     assert robot.reading().uplink == pytest.approx(10 * MB, rel=0.1)
@@ -277,7 +277,7 @@ def test_probes_take_a_bounded_share():
 
 @pytest.mark.process
 def test_an_idle_link_is_measured_by_probes_over_the_real_thing(serve, connect):
-    link = Link.of("test", Trace.constant(40 * BYTES_PER_MBIT))
+    link = Link.of("test", Trace.constant_trace(40 * BYTES_PER_MBIT))
     with Emulator("127.0.0.1:0", serve().address, link) as emulator:
         client = connect(emulator.address)
         client.wait_ready(60.0)
@@ -310,7 +310,7 @@ def test_a_probe_of_absurd_size_is_refused(serve, connect):
             client.request("link.probe", {"down": size}).result(60.0)
 
 
-def test_signal_is_read_where_the_kernel_tells(tmp_path):
+def test_signal_is_read_where_the_kernel_has_it(tmp_path):
     text = (
         "Inter-| sta-|   Quality        |   Discarded packets               | Missed | WE\n"
         " face | tus | link level noise |  nwid  crypt   frag  retry   misc | beacon | 22\n"
@@ -353,7 +353,7 @@ def new_station(level_dbm: int, rate: bytes) -> bytes:
     ],
     ids=["866.7 Mbit/s, 32 bits", "54 Mbit/s, 16 bits", "no rate"],
 )
-def test_nl80211_tells_signal_and_rate(rate, bytes_per_s):
+def test_nl80211_gives_signal_and_rate(rate, bytes_per_s):
     nl80211 = pytest.importorskip("pyroute2.netlink.nl80211")
     answers = list(nl80211.MarshalNl80211().parse(new_station(-57, rate)))
     signal = station_signal("wlan0", answers)
@@ -378,13 +378,13 @@ def test_the_bench_judges_error_lag_and_flaps():
     truth = [10 * MB] * 60 + [2 * MB] * 60
     seen = [10 * MB] * 68 + [2 * MB] * 52
     samples = [Sample(0.05 * i, a, b) for i, (a, b) in enumerate(zip(truth, seen))]
-    drops, rises = lags(samples)
+    drops, rises = measure_lags(samples)
     assert drops == [pytest.approx(0.4)]
     assert rises == []
-    assert flaps(samples) == 0
+    assert count_flaps(samples) == 0
     flapping = [Sample(0.05 * i, 10 * MB, (10 if i % 2 else 5) * MB) for i in range(100)]
-    assert flaps(flapping) > 10
-    assert judge(flapping)["error_p90"] == pytest.approx(0.5)
+    assert count_flaps(flapping) > 10
+    assert judge_samples(flapping)["error_p90"] == pytest.approx(0.5)
 
 
 def test_the_client_starts_without_a_clock_reading():
@@ -407,14 +407,14 @@ class IdleLink:
     def request(self, kind, body, buffers, timeout_s):
         up, down = len(buffers[0]), body["down"]
         self.sent += up
-        there = self.trace.finish(self.now, up) + DELAY_S
-        back = self.trace.finish(there, down) + DELAY_S
-        self.estimator.add_transfer(Transfer(self.now, self.now, there, there, back, 1e-4, up, down), ACTIVE)
+        arrival = self.trace.finish_time(self.now, up) + DELAY_S
+        back = self.trace.finish_time(arrival, down) + DELAY_S
+        self.estimator.add_transfer(Transfer(self.now, self.now, arrival, arrival, back, 1e-4, up, down), ACTIVE)
         return Future()
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.25, 10.0), (10.0, 0.5), (1.0, 3.0), (3.0, 100.0)])
-def test_probes_alone_find_out_that_the_link_has_changed(before, after):
+def test_probes_suffice_to_detect_that_the_link_has_changed(before, after):
     link = IdleLink(Trace((0.0, 10.0), (before * MB, after * MB), 1e4))
     prober = Prober(link)
     for tick in range(260):
@@ -465,9 +465,9 @@ class StumblingLink:
 
     def send(self, up, down):
         sent = self.now
-        there = self.cross(0, sent, up) + self.random.uniform(0.2e-3, 1e-3)
-        back = self.cross(1, there + 1e-3, down) + self.random.uniform(0.2e-3, 1e-3)
-        self.under_way.append(Transfer(sent, sent, there, there + 1e-3, back, self.clock_error_s, up, down))
+        arrival = self.cross(0, sent, up) + self.random.uniform(0.2e-3, 1e-3)
+        back = self.cross(1, arrival + 1e-3, down) + self.random.uniform(0.2e-3, 1e-3)
+        self.under_way.append(Transfer(sent, sent, arrival, arrival + 1e-3, back, self.clock_error_s, up, down))
 
     def run(self, until_s, seen):
         """Heartbeats, probes, and a frame of 27 KB whenever that looks quicker than 60 ms."""
@@ -483,16 +483,16 @@ class StumblingLink:
             if self.now >= frame_s:
                 frame_s = self.now + 0.05
                 reading = self.estimator.make_reading(self.now)
-                takes_s = reading.rtt_s + 27e3 / max(reading.uplink, 1) + 9e3 / max(reading.downlink, 1)
-                seen(self.now, takes_s)
-                if takes_s < 0.06 and not self.busy:
+                duration_s = reading.rtt_s + 27e3 / max(reading.uplink, 1) + 9e3 / max(reading.downlink, 1)
+                seen(self.now, duration_s)
+                if duration_s < 0.06 and not self.busy:
                     self.send(27_000, 9_000)
             prober.step(self.now)
             self.now += 0.01
 
 
 @pytest.mark.parametrize(("fault", "seed", "error_s"), [("rtt", 2, 3e-4), ("stalls", 1, 3e-4), ("stalls", 3, 2e-3)])
-def test_a_link_that_has_recovered_is_known_to_within_two_seconds(fault, seed, error_s):
+def test_a_recovered_link_is_estimated_within_two_seconds(fault, seed, error_s):
     link = StumblingLink(fault, seed, error_s)
     quick = []
     link.run(link.OVER_S + 2.0, lambda now, takes_s: quick.append(now) if takes_s < 0.05 else None)

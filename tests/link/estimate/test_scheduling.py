@@ -17,9 +17,9 @@ MBPS_93 = 93 * BYTES_PER_MBIT
 class Kernel:
     """Files as the kernel writes them: a thread of Python's, and what else is asked for."""
 
-    def __init__(self, path, own):
+    def __init__(self, path, main_thread):
         self.path = path
-        self.thread(own, "python3")
+        self.thread(main_thread, "python3")
 
     def thread(self, number, name, waited_s=0.0, turns=0, state="S"):
         folder = self.path / "self" / "task" / str(number)
@@ -53,7 +53,7 @@ def test_waiting_of_the_threads_that_move_bytes_and_steal_are_added_up(kernel):
     assert counts.to_body(1.0)[WAITED] == [pytest.approx(0.85), 5]
 
 
-def test_a_thread_that_ends_takes_nothing_away_and_one_that_is_new_brings_nothing_along(kernel):
+def test_threads_that_start_or_end_do_not_change_the_waiting_time(kernel):
     kernel.thread(101, "ZMQbg/IO/0", 3.0, 7)
     counts = ThreadCounts(kernel.path)
     counts.find_threads()
@@ -67,7 +67,7 @@ def test_a_thread_that_ends_takes_nothing_away_and_one_that_is_new_brings_nothin
     assert counts.count_total(3.0) == (pytest.approx(0.5), 1)
 
 
-def test_a_kernel_that_does_not_count_says_that_nobody_waited(tmp_path):
+def test_a_kernel_that_does_not_count_gives_no_waiting_time(tmp_path):
     counts = ThreadCounts(tmp_path)
     counts.find_threads()
     assert counts.count_total(5.0) == (0.0, 0)
@@ -84,7 +84,7 @@ def test_a_thread_with_something_to_do_that_does_not_run_is_stuck(kernel):
     assert counts.is_stuck()
 
 
-def test_waits_between_two_moments_are_bounded_by_the_looks_around_them():
+def test_waits_between_two_times_are_bounded_by_the_samples_around_them():
     waits = Waits()
     for now, seconds in ((1.0, 0.0), (2.0, 0.1), (3.0, 0.4), (4.0, 0.4)):
         waits.add_sample(now, seconds, round(now))
@@ -113,16 +113,17 @@ def test_the_mean_wait_for_a_turn_follows_what_the_machine_does_now():
 
 
 @pytest.mark.parametrize(
-    "told", [None, 3, [], [1.0], [1.0, 2.0], [math.nan, 1], [-1.0, 1], [math.inf, 1], [1.0, -1], [1.0, True], ["1", 1]]
+    "reported",
+    [None, 3, [], [1.0], [1.0, 2.0], [math.nan, 1], [-1.0, 1], [math.inf, 1], [1.0, -1], [1.0, True], ["1", 1]],
 )
-def test_what_a_peer_tells_is_believed_only_if_it_makes_sense(told):
-    waits, body = Waits(), {"a": 1, WAITED: told}
+def test_reports_of_a_peer_are_used_only_if_plausible(reported):
+    waits, body = Waits(), {"a": 1, WAITED: reported}
     waits.take_reported(1.0, body)
     assert waits.latest_total == (0.0, 0)
     assert body == {"a": 1}
 
 
-def test_a_server_that_was_started_again_counts_from_the_beginning():
+def test_a_server_that_was_restarted_counts_from_the_beginning():
     waits = Waits()
     waits.take_reported(1.0, {WAITED: [5.0, 100]})
     waits.take_reported(2.0, {WAITED: [0.5, 10]})
@@ -138,7 +139,7 @@ def steady(rates, until_s=2.0, size=600e3, rate=MBPS_93):
         rates.observe_transfer(0.1 * number, size, size / rate, 1e-3)
 
 
-def test_what_waiting_explains_is_not_held_against_the_link():
+def test_time_explained_by_waiting_is_not_attributed_to_the_link():
     rates = RateFilter()
     steady(rates)
     for number in range(10):
@@ -163,7 +164,7 @@ def test_a_rise_needs_no_benefit_of_the_doubt():
     assert rates.bytes_per_s > 0.5 * MBPS_93
 
 
-def test_waiting_that_is_counted_but_does_not_scatter_took_no_time():
+def test_constant_waiting_counts_as_no_time():
     """Pieces of a split while both ends compute: threads may have waited all the while, and each piece was on time."""
     rates, chance = RateFilter(), random.Random(1)
     for number in range(1000):
@@ -180,14 +181,14 @@ def test_a_first_sample_that_may_be_waiting_is_believed_with_doubt():
     assert rates.bytes_per_s == pytest.approx(MBPS_93, rel=0.1), "a better one is believed at once"
 
 
-def test_a_small_message_that_was_late_says_nothing_of_the_link():
+def test_a_late_small_message_is_no_evidence_about_the_link():
     """A question for the server's load, 300 bytes, that took a quarter of a second on a busy machine: not 1 kB/s."""
     estimator = LinkEstimator()
     estimator.round_trip(0.0, 2 * DELAY_S)
     for number in range(10):
         t = 0.1 * number
-        there, back = t + 0.052 + DELAY_S, t + 0.07
-        estimator.add_transfer(Transfer(t, t, there, there + 0.005, back, 1e-4, 600_000, 17_000))
+        received, back = t + 0.052 + DELAY_S, t + 0.07
+        estimator.add_transfer(Transfer(t, t, received, received + 0.005, back, 1e-4, 600_000, 17_000))
     before = estimator.make_reading(1.0)
     for t in (1.0, 2.0, 3.0):
         estimator.add_transfer(Transfer(t, t, t + 0.3, t + 0.31, t + 0.7, 1e-4, 300, SAMPLE_BYTES - 1))
@@ -226,21 +227,21 @@ class BusyRobot:
     def frame(self):
         sent = self.t
         (up_s, counted_up_s), (down_s, counted_down_s) = self.wait(), self.wait()
-        there = self.trace.finish(sent, 600e3) + DELAY_S + up_s
-        answered = there + 0.1
-        back = self.trace.finish(answered, 17e3) + DELAY_S + down_s
+        received = self.trace.finish_time(sent, 600e3) + DELAY_S + up_s
+        answered = received + 0.1
+        back = self.trace.finish_time(answered, 17e3) + DELAY_S + down_s
         self.estimator.add_transfer(
-            Transfer(sent, sent, there, answered, back, 1e-3, 600_000, 17_000, counted_up_s, counted_down_s)
+            Transfer(sent, sent, received, answered, back, 1e-3, 600_000, 17_000, counted_up_s, counted_down_s)
         )
         # the server's load is asked for beside it
         late_s = self.wait()[0]
-        self.estimator.add_transfer(Transfer(sent, sent, there + late_s, answered, back + late_s, 1e-3, 300, 500))
+        self.estimator.add_transfer(Transfer(sent, sent, received + late_s, answered, back + late_s, 1e-3, 300, 500))
         self.t = back
         return self.estimator.make_reading(self.t)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_constant_link_is_known_on_a_busy_machine_and_its_fall_is_followed(seed):
+def test_a_constant_link_is_estimated_on_a_busy_machine_and_its_fall_is_followed(seed):
     robot = BusyRobot(Trace((0.0, 60.0), (MBPS_93, 0.1 * MBPS_93), 1e4), seed)
     seen = []
     while robot.t < 60.0:
@@ -259,7 +260,7 @@ def test_a_constant_link_is_known_on_a_busy_machine_and_its_fall_is_followed(see
 # ---------------------------------------------------------------------- over the real thing
 
 
-def test_both_ends_tell_what_they_waited_and_the_application_does_not_see_it(serve, connect):
+def test_both_ends_report_their_waiting_invisibly_to_the_application(serve, connect):
     listener = serve()
     client = connect(listener.address)
     client.wait_ready(60.0)

@@ -71,7 +71,7 @@ def test_public_bind_without_keys_made_on_purpose_is_refused(keys, bind):
         keys.ensure_pair("server")
 
 
-def test_robot_without_the_servers_key_is_told_what_to_do(keys):
+def test_robot_without_the_servers_key_gets_the_remedy(keys):
     with pytest.raises(BadInput, match=r"keys trust --server -- 192.0.2.1:5700"):
         keys.server_public("tcp://192.0.2.1:5700")
     key = KeyStore(keys.directory / "server").new_pair("server").public
@@ -79,7 +79,7 @@ def test_robot_without_the_servers_key_is_told_what_to_do(keys):
     assert keys.server_public("tcp://192.0.2.1:5700") == key
 
 
-def test_servers_by_their_ipv6_address_are_kept_and_printed_in_brackets(keys):
+def test_servers_by_their_ipv6_address_are_stored_and_printed_in_brackets(keys):
     with pytest.raises(BadInput, match=r"keys trust --server -- '\[2001:db8::1\]:5700' KEY"):
         keys.server_public("tcp://[2001:db8::1]:5700")
     key = KeyStore(keys.directory / "server").new_pair("server").public
@@ -90,7 +90,7 @@ def test_servers_by_their_ipv6_address_are_kept_and_printed_in_brackets(keys):
     assert keys.server_public("[2001:db8::1]:5700") == key
 
 
-def test_known_server_outranks_the_loopback_default(keys):
+def test_stored_server_outranks_the_loopback_default(keys):
     other = KeyStore(keys.directory / "other").new_pair("server").public
     assert keys.server_public("127.0.0.1:5700") != other
     keys.trust_server("127.0.0.1:5700", other)
@@ -153,10 +153,10 @@ def test_the_keys_command_as_in_its_help(tmp_path, monkeypatch, capsys):
     assert "40 characters" in capsys.readouterr().err
 
 
-def test_new_keys_say_what_to_run_on_the_other_machine_ready_to_paste(tmp_path, monkeypatch, capsys):
+def test_new_keys_print_the_command_for_the_other_machine(tmp_path, monkeypatch, capsys):
     robot, server = tmp_path / "robot", tmp_path / "server"
-    for here, other, role in ((robot, server, "client"), (server, robot, "server")):
-        monkeypatch.setenv("EDGE_OFFLOAD_KEYS", str(here))
+    for folder, other, role in ((robot, server, "client"), (server, robot, "server")):
+        monkeypatch.setenv("EDGE_OFFLOAD_KEYS", str(folder))
         assert cli.main(["keys", "new", role]) == 0
         (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  edge-offload"))
         command = shlex.split(line)

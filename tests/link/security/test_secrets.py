@@ -19,26 +19,26 @@ PATIENCE_S = 60.0
 
 def secrets_in(*stores):
     """Every private key that is kept in these directories, the next ones included."""
-    found = set()
+    secrets = set()
 
     def collect(value):
         if isinstance(value, dict):
             for name, item in value.items():
                 if "secret" in name and isinstance(item, str):
-                    found.add(item)
+                    secrets.add(item)
                 collect(item)
 
     for store in stores:
         for path in store.directory.glob("*.json"):
             collect(json.loads(path.read_text()))
-    return found
+    return secrets
 
 
-def check(said, secrets):
+def check(output, secrets):
     assert secrets, "no private key was found: what was looked for?"
     assert all(len(secret) == 40 for secret in secrets)
     for secret in secrets:
-        assert secret not in said
+        assert secret not in output
 
 
 def test_the_link_logs_no_secret_in_whatever_happens(tmp_path, serve, caplog, until, until_state):
@@ -52,8 +52,8 @@ def test_the_link_logs_no_secret_in_whatever_happens(tmp_path, serve, caplog, un
     robot.trust_server(listener.address, server.pair("server").public)
     other.trust_server(listener.address, other.new_pair("server").public)
     causes = []
-    told = lambda state, cause: causes.append(cause)  # noqa: E731
-    with Client(listener.address, keys=robot, on_state=told) as client:
+    note_state = lambda state, cause: causes.append(cause)  # noqa: E731
+    with Client(listener.address, keys=robot, on_state=note_state) as client:
         until_state(client, LinkState.REFUSED)
         server.trust_client("robot", robot.pair("client").public)
         until_state(client, LinkState.READY)
@@ -62,7 +62,7 @@ def test_the_link_logs_no_secret_in_whatever_happens(tmp_path, serve, caplog, un
         server.revoke_client("robot")
         until_state(client, LinkState.REFUSED)
         causes.append(str(client.clock) + repr(client.welcome) + repr(listener.peers()))
-    with Client(listener.address, keys=other, on_state=told) as client:
+    with Client(listener.address, keys=other, on_state=note_state) as client:
         until(lambda: client.state is LinkState.REFUSED, "it is not the server that is known")
     secrets = secrets_in(server, robot, other)
     assert len(secrets) >= 4
@@ -77,7 +77,7 @@ def test_the_link_logs_no_secret_in_whatever_happens(tmp_path, serve, caplog, un
 def test_no_command_prints_a_secret(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("EDGE_OFFLOAD_KEYS", str(tmp_path / "keys"))
     store = KeyStore()
-    for words in (
+    for command in (
         ["keys", "new"],
         ["keys", "new"],  # refused: they are there
         ["keys", "list"],
@@ -87,7 +87,7 @@ def test_no_command_prints_a_secret(tmp_path, monkeypatch, capfd):
         ["keys", "trust", "robot", "not a key"],
         ["keys", "list"],
     ):
-        cli.main(words)
+        cli.main(command)
     process = subprocess.Popen(
         [sys.executable, "-m", "edge_offload.cli", "serve", "--bind", "tcp://127.0.0.1:0", "--threads", "1"],
         stdout=subprocess.PIPE,

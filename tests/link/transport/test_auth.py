@@ -19,11 +19,11 @@ def stranger(tmp_path, keys):
     robot = KeyStore(tmp_path / "robot")
     robot.new_pair("client")
 
-    def knows(address):
+    def make_store(address):
         robot.trust_server(address, keys.ensure_pair("server").public)
         return robot
 
-    return knows
+    return make_store
 
 
 def test_same_user_on_loopback_needs_no_ceremony(serve, connect, keys):
@@ -32,15 +32,15 @@ def test_same_user_on_loopback_needs_no_ceremony(serve, connect, keys):
     assert connect(listener.address, hello={"name": "r"}).wait_ready(PATIENCE_S) == {"you": {"name": "r"}}
 
 
-def test_unknown_key_is_refused_and_told_the_remedy(serve, connect, stranger):
+def test_unknown_key_is_refused_with_the_remedy(serve, connect, stranger):
     listener = serve()
     robot = stranger(listener.address)
     client = connect(listener.address, keys=robot)
     with pytest.raises(Refused) as refusal:
         client.wait_ready(PATIENCE_S)
     assert "edge-offload keys trust" in refusal.value.remedy
-    words = shlex.split(refusal.value.remedy)
-    assert words[words.index("--") :] == ["--", "NAME", robot.pair("client").public], "a key may begin with a dash"
+    command = shlex.split(refusal.value.remedy)
+    assert command[command.index("--") :] == ["--", "NAME", robot.pair("client").public], "a key may begin with a dash"
     assert client.state is LinkState.REFUSED
     with pytest.raises(LinkLost):
         client.request("echo").result(PATIENCE_S)
@@ -49,8 +49,8 @@ def test_unknown_key_is_refused_and_told_the_remedy(serve, connect, stranger):
 
 
 @pytest.mark.process
-def test_allow_list_is_re_read_while_running(serve, connect, stranger, keys, until_state, gone, until):
-    listener = serve(on_gone=gone)
+def test_allow_list_is_re_read_while_running(serve, connect, stranger, keys, until_state, disconnects, until):
+    listener = serve(on_gone=disconnects)
     robot = stranger(listener.address)
     client = connect(listener.address, keys=robot)
     until_state(client, LinkState.REFUSED)
@@ -59,8 +59,8 @@ def test_allow_list_is_re_read_while_running(serve, connect, stranger, keys, unt
     assert [peer.name for peer in listener.peers()] == ["robot1"]
     keys.revoke_client("robot1")
     until_state(client, LinkState.REFUSED)
-    until(lambda: gone.reasons, "the server notices")
-    assert gone.reasons[0][0] == "robot1"
+    until(lambda: disconnects.reasons, "the server notices")
+    assert disconnects.reasons[0][0] == "robot1"
 
 
 def test_broken_allow_list_keeps_the_last_good_one(serve, connect, keys, stranger):
@@ -73,7 +73,7 @@ def test_broken_allow_list_keeps_the_last_good_one(serve, connect, keys, strange
 
 
 @pytest.mark.process
-def test_client_believes_only_the_server_it_knows(serve, connect, stranger, tmp_path, keys, until):
+def test_client_accepts_only_its_stored_server(serve, connect, stranger, tmp_path, keys, until):
     listener = serve()
     robot = stranger(listener.address)
     keys.trust_client("robot1", robot.pair("client").public)
@@ -131,7 +131,7 @@ def test_failing_welcome_refuses_and_the_server_lives(serve, connect):
 
 
 @pytest.mark.process
-def test_routing_id_of_ones_own_choosing_is_cut(serve, raw_dealer, until, keys, connect):
+def test_chosen_routing_id_is_cut(serve, raw_dealer, until, keys, connect):
     # it could be that of a robot that has just left, whose replies would go astray
     listener = serve()
     socket = raw_dealer(listener.address, routing_id=b"robot")
@@ -164,7 +164,7 @@ def test_a_robots_key_is_replaced_without_an_interruption_and_the_old_one_is_shu
     assert second.request("echo", {"a": 1}).result(60.0).body == {"a": 1}
 
 
-def test_nothing_to_rotate_is_told(tmp_path):
+def test_nothing_to_rotate_is_reported(tmp_path):
     store = KeyStore(tmp_path / "keys")
     with pytest.raises(BadInput, match="keys new"):
         store.next_pair("client")

@@ -30,7 +30,7 @@ def link(serve, connect):
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (3, 480, 640), (1 << 20,)])
-def test_tensors_come_back_bit_for_bit(link, shape):
+def test_tensors_return_bit_for_bit(link, shape):
     client, _ = link
     array = np.random.default_rng(0).integers(0, 255, shape, dtype=np.uint8)
     reply = client.request("echo", {"shape": list(shape)}, [array, b"tail"]).result(PATIENCE_S)
@@ -52,7 +52,7 @@ def test_times_are_in_order_and_bytes_are_those_on_the_wire(link):
     assert array.nbytes < transfer.bytes_down < array.nbytes + 300
 
 
-def test_what_was_let_go_is_on_its_way_while_its_sender_computes(link):
+def test_a_released_message_is_sent_while_its_sender_computes(link):
     client, _ = link
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(PATIENCE_S)  # whoever computes keeps the interpreter: the link's thread would wait for it
@@ -65,24 +65,24 @@ def test_what_was_let_go_is_on_its_way_while_its_sender_computes(link):
     assert future.result(PATIENCE_S).transfer.sent_s <= computed_s
 
 
-def test_many_threads_get_their_own_replies(link):
+def test_many_threads_get_matching_replies(link):
     client, _ = link
 
-    def ask(i):
+    def request_numbers(i):
         return [client.request("echo", {"i": [i, j]}).result(PATIENCE_S).body["i"] for j in range(50)]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for i, answers in enumerate(pool.map(ask, range(8))):
+        for i, answers in enumerate(pool.map(request_numbers, range(8))):
             assert answers == [[i, j] for j in range(50)]
 
 
-def test_replies_may_come_in_any_order(serve, connect):
-    held = []
+def test_replies_may_arrive_in_any_order(serve, connect):
+    pending = []
 
     def handle(request):
-        held.append(request)
-        if len(held) == 3:
-            for waiting in reversed(held):
+        pending.append(request)
+        if len(pending) == 3:
+            for waiting in reversed(pending):
                 waiting.reply({"n": waiting.body["n"]})
 
     client = connect(serve(handle=handle).address)
@@ -98,7 +98,7 @@ def test_handler_that_fails_fails_its_request_only(link):
     assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
 
 
-def test_errors_of_the_server_keep_their_kind(serve, connect):
+def test_errors_of_the_server_preserve_their_kind(serve, connect):
     client = connect(serve(handle=lambda request: request.fail(Refused("no such model", remedy="use movenet"))).address)
     client.wait_ready(PATIENCE_S)
     with pytest.raises(Refused, match="use movenet"):
@@ -121,7 +121,7 @@ def test_answering_twice_is_an_error_of_the_server(serve, connect):
     assert problems
 
 
-def test_reply_that_cannot_be_sent_tells_the_robot(serve, connect):
+def test_reply_that_cannot_be_sent_is_reported_to_the_robot(serve, connect):
     def handle(request):
         with pytest.raises(BadInput):
             request.reply({"a": object()})
@@ -134,25 +134,25 @@ def test_reply_that_cannot_be_sent_tells_the_robot(serve, connect):
 
 @pytest.mark.process
 def test_no_answer_in_time_is_link_lost_and_the_late_one_is_dropped(serve, connect, until):
-    held = []
-    client = connect(serve(handle=held.append).address)
+    pending = []
+    client = connect(serve(handle=pending.append).address)
     client.wait_ready(PATIENCE_S)
     with pytest.raises(LinkLost, match="did not answer"):
         client.request("slow", timeout_s=0.05).result(PATIENCE_S)
-    held[0].reply({})
+    pending[0].reply({})
     until(lambda: client.counters["dropped: late"], "the late reply is counted")
     assert client.state is LinkState.READY
 
 
 @pytest.mark.process
 def test_cancelled_future_harms_nothing(serve, connect, until):
-    held = []
-    client = connect(serve(handle=held.append).address)
+    pending = []
+    client = connect(serve(handle=pending.append).address)
     client.wait_ready(PATIENCE_S)
     first, second = client.request("a"), client.request("b")
     assert first.cancel()
-    until(lambda: len(held) == 2, "both arrive")
-    for request in held:
+    until(lambda: len(pending) == 2, "both arrive")
+    for request in pending:
         request.reply({"kind": request.kind})
     assert second.result(PATIENCE_S).body == {"kind": "b"}
 
@@ -169,7 +169,7 @@ def test_too_many_waiting_fails_at_once(serve, connect):
             future.result(0)
 
 
-def test_server_says_full_instead_of_gathering_requests(serve, connect):
+def test_full_server_refuses_instead_of_queueing(serve, connect):
     listener = serve(handle=lambda request: None, bounds=replace(PATIENT, open_requests=2, open_bytes=1000))
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)
@@ -235,7 +235,7 @@ def test_what_a_program_still_sends_while_it_ends_is_sent():
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_too_large_is_told_before_it_is_sent(serve, connect):
+def test_too_large_is_reported_before_it_is_sent(serve, connect):
     client = connect(serve().address, limits=Limits(max_message_bytes=10_000, max_parts=3))
     client.wait_ready(PATIENCE_S)
     with pytest.raises(BadInput, match="in pieces"):
@@ -247,18 +247,18 @@ def test_too_large_is_told_before_it_is_sent(serve, connect):
 
 
 def test_server_may_speak_first(serve, connect):
-    heard = []
+    received = []
     happened = threading.Event()
 
     def on_notify(kind, body, buffers):
-        heard.append((kind, body, [bytes(view) for view in buffers]))
+        received.append((kind, body, [bytes(view) for view in buffers]))
         happened.set()
 
     listener = serve()
     connect(listener.address, on_notify=on_notify).wait_ready(PATIENCE_S)
     listener.notify(listener.peers()[0], "status", {"load": 0.5}, [b"abc"])
     assert happened.wait(PATIENCE_S)
-    assert heard == [("status", {"load": 0.5}, [b"abc"])]
+    assert received == [("status", {"load": 0.5}, [b"abc"])]
 
 
 def test_notifications_arrive_before_the_request_that_follows(serve, connect):
@@ -281,7 +281,7 @@ def talk(socket, message):
     return unpack_header(socket.recv_multipart()[0])
 
 
-def test_other_version_is_told_both_versions(serve, raw_dealer):
+def test_other_version_is_reported_with_both_versions(serve, raw_dealer):
     socket = raw_dealer(serve().address)
     socket.send(messages.pack_header(Message("hello", 5, 0, "", {"app": {}, "session": "s"}), version=99))
     answer = unpack_header(socket.recv_multipart()[0])
@@ -290,7 +290,7 @@ def test_other_version_is_told_both_versions(serve, raw_dealer):
     assert f"version {messages.PROTOCOL_VERSION}" in answer.body["cause"]
 
 
-def test_malformed_messages_are_counted_and_told(serve, raw_dealer):
+def test_malformed_messages_are_counted_and_reported(serve, raw_dealer):
     listener = serve()
     socket = raw_dealer(listener.address)
     assert talk(socket, Message("request", 5, 1, "echo")).body["cause"] == "say hello first"
@@ -304,26 +304,26 @@ def test_malformed_messages_are_counted_and_told(serve, raw_dealer):
 
 
 @pytest.mark.process
-def test_peer_whose_connection_is_told_late_stays(serve, raw_dealer, monkeypatch, until):
+def test_peer_whose_connection_is_announced_late_stays(serve, raw_dealer, monkeypatch, until):
     """libzmq queues ACCEPTED after the connection works: on a busy machine messages can be delivered before it."""
-    tell = threading.Event()
+    announced = threading.Event()
     read = Gate._read_events
-    monkeypatch.setattr(Gate, "_read_events", lambda gate: read(gate) if tell.is_set() else None)
-    gone = []
-    listener = serve(on_gone=lambda peer, reason: gone.append(reason))
+    monkeypatch.setattr(Gate, "_read_events", lambda gate: read(gate) if announced.is_set() else None)
+    reasons = []
+    listener = serve(on_gone=lambda peer, reason: reasons.append(reason))
     socket = raw_dealer(listener.address)
     assert talk(socket, Message("hello", 5, 0, "", {"app": {}, "session": "s"})).type == "welcome"
     time.sleep(1.0)  # some sweeps
     assert talk(socket, Message("request", 5, 1, "echo", {"a": 1})).body == {"a": 1}
-    tell.set()
+    announced.set()
     time.sleep(0.5)
     assert talk(socket, Message("request", 5, 2, "echo", {"a": 2})).body == {"a": 2}
-    assert not gone
+    assert not reasons
     socket.close(0)
-    until(lambda: gone == ["disconnected"], "the peer is gone")
+    until(lambda: reasons == ["disconnected"], "the peer is gone")
 
 
-def test_message_of_too_many_parts_is_dropped_and_told(serve, raw_dealer):
+def test_message_of_too_many_parts_is_dropped_and_reported(serve, raw_dealer):
     socket = raw_dealer(serve(limits=Limits(max_parts=8)).address)
     assert talk(socket, Message("hello", 5, 0, "", {"app": {}, "session": "s"})).type == "welcome"
     socket.send_multipart([messages.pack_header(Message("request", 5, 1, "echo")), *[b"x"] * 50])

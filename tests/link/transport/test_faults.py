@@ -23,7 +23,7 @@ def emulate():
     running = []
 
     def start(to, mbps=2000.0, rtt_s=0.0):
-        link = Link.of("test", Trace.constant(mbps * BYTES_PER_MBIT), rtt_s)
+        link = Link.of("test", Trace.constant_trace(mbps * BYTES_PER_MBIT), rtt_s)
         running.append(Emulator("127.0.0.1:0", to, link).start())
         return running[-1]
 
@@ -32,7 +32,7 @@ def emulate():
         emulator.close()
 
 
-def test_killed_server_fails_what_is_pending_and_a_new_one_is_found(server_process, connect, until_state):
+def test_killed_server_fails_what_is_pending_and_a_new_one_is_connected(server_process, connect, until_state):
     server = server_process()
     greetings = []
 
@@ -65,17 +65,17 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
     outcomes = []
     stop = threading.Event()
 
-    def ask():
+    def request_repeatedly():
         made = done = 0
         while not stop.is_set():
             calls, called = [], threading.Event()
 
-            def tell(future, calls=calls, called=called):
+            def count_call(future, calls=calls, called=called):
                 calls.append(future)
                 called.set()
 
             future = client.request("echo", {}, [bytes(100_000)], timeout_s=PATIENCE_S)
-            future.add_done_callback(tell)
+            future.add_done_callback(count_call)
             made += 1
             try:
                 future.result(PATIENCE_S)
@@ -86,7 +86,7 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
         outcomes.append((made, done))
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(ask) for _ in range(4)]
+        asking = [pool.submit(request_repeatedly) for _ in range(4)]
         try:
             for _ in range(3):
                 time.sleep(0.2)
@@ -102,7 +102,7 @@ def test_every_future_completes_exactly_once_while_the_server_is_killed(server_p
     assert not client.busy, "a request is still waited for"
 
 
-def test_server_that_is_absent_at_start_is_found_later(server_process, connect, until_state):
+def test_server_that_is_absent_at_start_is_connected_later(server_process, connect, until_state):
     address = server_process().address
     client = connect(address.replace(address.rsplit(":", 1)[1], "1"))
     with pytest.raises(LinkLost, match="edge-offload serve"):
@@ -111,8 +111,8 @@ def test_server_that_is_absent_at_start_is_found_later(server_process, connect, 
 
 
 @pytest.mark.parametrize("how", ["reset", "refuse", "blackhole", "half_open"])
-def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_state, how, gone):
-    listener = serve(bounds=replace(PATIENT, peer_timeout_s=1.0), on_gone=gone)
+def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_state, how, disconnects):
+    listener = serve(bounds=replace(PATIENT, peer_timeout_s=1.0), on_gone=disconnects)
     emulator = emulate(listener.address)
     client = connect(emulator.address, timings=Timings())
     client.wait_ready(PATIENCE_S)
@@ -120,7 +120,7 @@ def test_cut_link_is_noticed_and_heals(serve, connect, emulate, until, until_sta
     emulator.cut(how)
     with pytest.raises(LinkLost):
         pending.result(PATIENCE_S)
-    until(lambda: gone.reasons, "the server notices, too: the lease ends")
+    until(lambda: disconnects.reasons, "the server notices, too: the lease ends")
     if how != "reset":
         assert client.state is not LinkState.READY
         emulator.restore()
@@ -156,7 +156,7 @@ def test_corrupted_bytes_never_become_a_reply(serve, connect, emulate, until, un
     assert bytes(client.request("echo", {}, [payload]).result(PATIENCE_S).buffers[0]) == payload
 
 
-def test_what_is_sent_again_is_never_taken_twice(serve, connect, emulate, until_state):
+def test_what_is_resent_is_never_taken_twice(serve, connect, emulate, until_state):
     taken = []
 
     def handle(request):
@@ -211,19 +211,19 @@ def test_closing_fails_what_is_pending(serve, connect):
         client.request("echo").result(0)
 
 
-def test_states_are_told_in_order_with_causes(server_process, connect, until_state):
-    told = []
+def test_states_are_reported_in_order_with_causes(server_process, connect, until_state):
+    states = []
     server = server_process()
-    client = connect(server.address, on_state=lambda state, cause: told.append((state, cause)))
+    client = connect(server.address, on_state=lambda state, cause: states.append((state, cause)))
     client.wait_ready(PATIENCE_S)
     server.kill()
     until_state(client, LinkState.LOST)
     client.close()
-    names = [state for state, _ in told]
+    names = [state for state, _ in states]
     assert names[0] is LinkState.READY
     assert LinkState.LOST in names
     assert names[-1] is LinkState.CLOSED
-    assert all(cause for _, cause in told)
+    assert all(cause for _, cause in states)
 
 
 def test_failing_callbacks_do_not_harm_the_link(serve, connect):

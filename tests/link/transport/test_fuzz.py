@@ -131,7 +131,7 @@ def test_rubbish_from_outsiders(server_process, connect):
 
 def test_rubbish_from_the_server_does_not_kill_the_robot(connect, keys, until):
     """A server with the right key that has gone mad."""
-    heard = []
+    received = []
     pair = keys.ensure_pair("server")
     context = zmq.Context()
     try:
@@ -141,7 +141,7 @@ def test_rubbish_from_the_server_does_not_kill_the_robot(connect, keys, until):
         router.curve_server = True
         router.curve_publickey, router.curve_secretkey = pair.public.encode(), pair.secret.encode()
         port = router.bind_to_random_port("tcp://127.0.0.1")
-        client = connect(f"tcp://127.0.0.1:{port}", on_notify=lambda kind, body, buffers: heard.append(kind))
+        client = connect(f"tcp://127.0.0.1:{port}", on_notify=lambda kind, body, buffers: received.append(kind))
         assert router.poll(PATIENCE_S * 1e3)
         robot, header = router.recv_multipart()
         epoch = messages.unpack_header(header).epoch
@@ -152,7 +152,7 @@ def test_rubbish_from_the_server_does_not_kill_the_robot(connect, keys, until):
             if b"refused" not in parts[0]:  # being refused is understood, and ends the connection
                 router.send_multipart([robot, *parts])
         router.send_multipart([robot, messages.pack_header(Message("notify", epoch, 0, "end"))])
-        until(lambda: "end" in heard, "the robot has lived through it")
+        until(lambda: "end" in received, "the robot has lived through it")
         assert client.counters["connections"] == 1
     finally:
         context.destroy(linger=0)

@@ -16,7 +16,7 @@ def sleeps(thread: threading.Thread) -> int:
 
 
 @pytest.mark.process
-def test_threads_wake_seldom_where_nobody_is_connected_and_a_robot_is_let_in_at_once(serve, connect):
+def test_threads_wake_seldom_where_no_one_is_connected_and_a_robot_is_admitted_at_once(serve, connect):
     before = set(threading.enumerate())
     server = serve()
     mine = [thread for thread in threading.enumerate() if thread not in before and thread.is_alive()]

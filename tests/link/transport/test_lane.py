@@ -21,18 +21,18 @@ class Bench:
         flows = [Flow() for _ in sizes]
         for flow in flows:
             self.lane.add(flow)
-        left, delivered, done = list(sizes), [0] * len(sizes), [None] * len(sizes)
+        remaining, delivered, done = list(sizes), [0] * len(sizes), [None] * len(sizes)
         while None in done:
-            self.lane.advance(self.now)
+            self.lane.advance_to(self.now)
             for i, flow in enumerate(flows):
                 while flow.flying and flow.flying[0][0] <= self.now:
                     delivered[i] += len(flow.flying.popleft()[1])
                 if delivered[i] == sizes[i] and done[i] is None:
                     done[i] = self.now
-                while left[i] and self.lane.room(flow):
-                    size = min(left[i], self.lane.room(flow), self.lane.chunk(self.now))
-                    self.lane.offer(flow, bytes(size), self.now)
-                    left[i] -= size
+                while remaining[i] and self.lane.free_bytes(flow):
+                    size = min(remaining[i], self.lane.free_bytes(flow), self.lane.chunk_size(self.now))
+                    self.lane.offer_data(flow, bytes(size), self.now)
+                    remaining[i] -= size
             due = self.lane.next_s()
             assert due < math.inf or None not in done
             self.now = max(self.now, due) + self.late
@@ -42,12 +42,12 @@ class Bench:
 
 
 def lane(mbps, delay_s=0.0, **options):
-    return Lane(Trace.constant(mbps * BYTES_PER_MBIT), delay_s, 0.0, **options)
+    return Lane(Trace.constant_trace(mbps * BYTES_PER_MBIT), delay_s, 0.0, **options)
 
 
 @pytest.mark.parametrize("mbps", [0.1, 8, 93, 1000])
 @pytest.mark.parametrize("size", [1, 1500, 1_000_000])
-def test_transfer_takes_bytes_over_bandwidth_plus_delay(mbps, size):
+def test_transfer_lasts_bytes_over_bandwidth_plus_delay(mbps, size):
     (end,) = Bench(lane(mbps, 0.0013)).transfer([size])
     assert end == pytest.approx(size / (mbps * BYTES_PER_MBIT) + 0.0013, rel=1e-6)
 
@@ -90,33 +90,33 @@ def test_queue_is_bounded():
     flow = Flow()
     slow.add(flow)
     offered = 0
-    while slow.room(flow):
-        size = min(slow.room(flow), 1448)
-        slow.offer(flow, bytes(size), 0.0)
+    while slow.free_bytes(flow):
+        size = min(slow.free_bytes(flow), 1448)
+        slow.offer_data(flow, bytes(size), 0.0)
         offered += size
     assert offered <= 10_000 + 1448
 
 
-def test_change_of_bandwidth_takes_hold_at_once():
+def test_change_of_bandwidth_applies_at_once():
     bench = Bench(lane(8))
     flow = Flow()
     bench.lane.add(flow)
-    bench.lane.offer(flow, bytes(10_000), 0.0)  # 10 ms
-    bench.lane.set(0.005, Trace.constant(500_000.0))
-    bench.lane.advance(0.0149)
+    bench.lane.offer_data(flow, bytes(10_000), 0.0)  # 10 ms
+    bench.lane.set(0.005, Trace.constant_trace(500_000.0))
+    bench.lane.advance_to(0.0149)
     assert not flow.flying
-    bench.lane.advance(0.01501)
+    bench.lane.advance_to(0.01501)
     assert flow.flying
 
 
 def test_shrinking_delay_does_not_reorder():
     link, flow = lane(800, 0.1), Flow()
     link.add(flow)
-    link.offer(flow, b"a" * 100, 0.0)
-    link.advance(0.001)
+    link.offer_data(flow, b"a" * 100, 0.0)
+    link.advance_to(0.001)
     link.set(0.001, delay_s=0.0)
-    link.offer(flow, b"b" * 100, 0.001)
-    link.advance(0.01)
+    link.offer_data(flow, b"b" * 100, 0.001)
+    link.advance_to(0.01)
     (first, _), (second, _) = flow.flying
     assert first <= second
 
@@ -124,23 +124,23 @@ def test_shrinking_delay_does_not_reorder():
 def test_pause_stops_the_clock_of_service():
     link, flow = lane(8), Flow()
     link.add(flow)
-    link.offer(flow, bytes(10_000), 0.0)
-    link.pause(0.004, True)
+    link.offer_data(flow, bytes(10_000), 0.0)
+    link.set_paused(0.004, True)
     assert link.next_s() == math.inf
-    assert link.rate(0.005) == 0.0
-    link.pause(5.0, False)
-    link.advance(5.0059)
+    assert link.current_rate(0.005) == 0.0
+    link.set_paused(5.0, False)
+    link.advance_to(5.0059)
     assert not flow.flying
-    link.advance(5.0061)
+    link.advance_to(5.0061)
     assert flow.flying
 
 
-def test_stalls_are_repeatable_and_cost_what_they_say():
+def test_stalls_are_repeatable_and_last_as_specified():
     def run():
         link = lane(93, seed=3)
         link.stall_fraction, link.stall_s = 0.1, 0.02
         return Bench(link).transfer([1_000_000])[0]
 
     assert run() == run()
-    chunks = 1_000_000 / lane(93).chunk(0.0)
+    chunks = 1_000_000 / lane(93).chunk_size(0.0)
     assert run() == pytest.approx(0.086 + 0.1 * chunks * 0.02, rel=0.5)

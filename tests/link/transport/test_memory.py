@@ -23,7 +23,7 @@ def hello(socket, epoch=5):
     assert unpack_header(socket.recv_multipart()[0]).type == "welcome"
 
 
-def asked(client):
+def count_requests(client):
     """Requests that the honest client has made."""
     return client.counters["asked"]
 
@@ -126,7 +126,7 @@ def test_robot_that_reads_no_replies_is_cut(server_process, connect, raw_dealer,
         if "cut: does not read its replies" in seen:
             break
         assert time.monotonic() < deadline, f"never cut ({sent} requests): {seen}"
-        if seen["request"] - asked(client) < sent:
+        if seen["request"] - count_requests(client) < sent:
             continue  # not too fast: that is another offence
         sent += 1
         with contextlib.suppress(zmq.Again):

@@ -146,7 +146,7 @@ def test_buffers_are_viewed_not_copied():
 
 
 @pytest.mark.parametrize("error", [Refused("full", remedy="wait"), BadInput("no model"), errors.Unsupported("x")])
-def test_errors_keep_kind_cause_and_remedy(error):
+def test_errors_preserve_kind_cause_and_remedy(error):
     back = messages.error_from(messages.error_body(error))
     assert type(back) is type(error)
     assert (back.cause, back.remedy) == (error.cause, error.remedy)

@@ -32,16 +32,16 @@ pytestmark = [pytest.mark.process, pytest.mark.skipif(not has_ipv6(), reason="no
 @pytest.fixture
 def names(monkeypatch):
     """names["gpu"] = ["::1"]: what the resolver says of a name."""
-    known = {}
+    aliases = {}
     numbers = socket.getaddrinfo
 
-    def look_up(host, port, *args, **more):
-        found = [answer for number in known.get(host, [host]) for answer in numbers(number, port, *args, **more)]
+    def resolve_name(host, port, *args, **more):
+        answers = [answer for number in aliases.get(host, [host]) for answer in numbers(number, port, *args, **more)]
         family = more.get("family", args[0] if args else 0)
-        return [answer for answer in found if family in (0, answer[0])]
+        return [answer for answer in answers if family in (0, answer[0])]
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    return known
+    monkeypatch.setattr(socket, "getaddrinfo", resolve_name)
+    return aliases
 
 
 def public(keys):
@@ -55,7 +55,7 @@ def trusted(keys, address):
     return address
 
 
-def test_a_server_whose_name_has_an_ipv6_address_alone_is_reached(serve, connect, keys, names):
+def test_a_server_whose_name_has_only_an_ipv6_address_is_reached(serve, connect, keys, names):
     names["gpu"] = ["::1"]
     port = serve(bind="tcp://[::1]:0").address.rpartition(":")[2]
     client = connect(trusted(keys, f"gpu:{port}"), hello={"name": "r"})
@@ -83,7 +83,7 @@ def test_the_addresses_of_a_name_take_turns_until_one_answers(names):
     assert [fronts.next_endpoint() for _ in range(2)] == ["tcp://127.0.0.2:5700", "tcp://127.0.0.1:5700"]
 
 
-def test_a_name_that_there_is_not_is_told(connect, keys, names, until):
+def test_a_name_that_does_not_exist_is_reported(connect, keys, names, until):
     client = connect(trusted(keys, "gpu7.invalid:5700"), timings=Timings())
     until(lambda: "gpu7.invalid: " in client.cause, client.cause)
     assert "refused" not in client.cause
@@ -91,7 +91,7 @@ def test_a_name_that_there_is_not_is_told(connect, keys, names, until):
     until(lambda: "xxx: " in client.cause, client.cause)
 
 
-def test_a_server_listens_on_a_name_that_has_an_ipv6_address_alone(serve, connect, keys, names):
+def test_a_server_listens_on_a_name_with_only_an_ipv6_address(serve, connect, keys, names):
     names["gpu"] = ["::1"]
     public(keys)
     address = serve(bind="tcp://gpu:0").address
@@ -105,12 +105,12 @@ def test_a_scope_is_part_of_an_address(serve, connect, keys):
     with pytest.raises(OSError, match="fe80::1%eth0"):
         resolve_endpoints("fe80::1", 5700)
     lines = [line.split() for line in pathlib.Path("/proc/net/if_inet6").read_text().splitlines()]
-    here = [f"{ipaddress.ip_address(int(line[0], 16))}%{line[5]}" for line in lines if line[0].startswith("fe80")]
-    if not here:
+    addresses = [f"{ipaddress.ip_address(int(line[0], 16))}%{line[5]}" for line in lines if line[0].startswith("fe80")]
+    if not addresses:
         pytest.skip("no link-local address here")
     public(keys)
-    port = serve(bind=f"tcp://[{here[0]}]:0").address.rpartition(":")[2]
-    connect(trusted(keys, f"[{here[0]}]:{port}")).wait_ready(PATIENCE_S)
+    port = serve(bind=f"tcp://[{addresses[0]}]:0").address.rpartition(":")[2]
+    connect(trusted(keys, f"[{addresses[0]}]:{port}")).wait_ready(PATIENCE_S)
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused_with_the_remedy(serve, keys):
@@ -120,10 +120,10 @@ def test_an_address_that_is_not_of_this_machine_is_refused_with_the_remedy(serve
             serve(bind=bind)
 
 
-def test_an_emulated_link_leads_to_a_name_that_has_an_ipv6_address_alone(serve, connect, keys, names):
+def test_an_emulated_link_leads_to_a_name_with_only_an_ipv6_address(serve, connect, keys, names):
     names["gpu"] = ["::1"]
     port = serve(bind="tcp://[::1]:0").address.rpartition(":")[2]
-    with Emulator("[::1]:0", f"gpu:{port}", Link.of("free", Trace.constant(1e8))) as emulator:
+    with Emulator("[::1]:0", f"gpu:{port}", Link.of("free", Trace.constant_trace(1e8))) as emulator:
         client = connect(trusted(keys, emulator.address))
         client.wait_ready(PATIENCE_S)
         assert client.state is LinkState.READY

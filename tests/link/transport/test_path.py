@@ -17,7 +17,7 @@ from edge_offload.link.transport.terms import ConnectionLost
 from tests.link.conftest import PATIENCE_S
 
 process = pytest.mark.process  # waits for real time
-LOOK_S = 0.025
+SAMPLE_S = 0.025
 SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
@@ -38,8 +38,8 @@ class FakeProbes:
 def verdict_of(probes, rtt_s=0.002, deviation_s=0.0, until_s=2.0):
     """What is decided, and after how long a silence; looks are 25 ms apart."""
     suspicion = Suspicion(probes, Timings().path_s)
-    for look in range(int(until_s / LOOK_S)):
-        probes.now = look * LOOK_S
+    for sample in range(int(until_s / SAMPLE_S)):
+        probes.now = sample * SAMPLE_S
         verdict = suspicion.judge_path(probes.now, probes.now, Counters(0, 0, 1, 1, rtt_s, deviation_s))
         if verdict is not Verdict.OPEN:
             return verdict, probes.now
@@ -53,7 +53,7 @@ ALL = range(1000)
 def test_a_dead_path_is_noticed_in_three_tenths_of_a_second(rtt_s, deviation_s):
     verdict, after_s = verdict_of(FakeProbes(lost=ALL), rtt_s, deviation_s)
     assert verdict is Verdict.DEAD
-    assert after_s + LOOK_S <= 0.3
+    assert after_s + SAMPLE_S <= 0.3
 
 
 def test_a_path_that_answers_new_connections_is_alive_however_long_tcp_waits():
@@ -160,7 +160,7 @@ def test_a_path_that_drops_all_packets_is_given_up_long_before_a_silent_server(s
 
 
 @process
-def test_a_silent_connection_over_a_path_that_is_well_is_kept(serve, connect):
+def test_a_silent_connection_over_a_healthy_path_persists(serve, connect):
     listener = serve()
     wire = Wire(listener.address)
     client = connect(listener.address)

@@ -24,10 +24,10 @@ def robots(keys, tmp_path):
     """robots(name, address) -> the keys of a robot that the server trusts, and that knows the server."""
 
     def make(name, address):
-        own = KeyStore(tmp_path / name)
-        keys.trust_client(name, own.new_pair("client").public)
-        own.trust_server(address, keys.pair("server").public)
-        return own
+        store = KeyStore(tmp_path / name)
+        keys.trust_client(name, store.new_pair("client").public)
+        store.trust_server(address, keys.pair("server").public)
+        return store
 
     return make
 
@@ -37,19 +37,19 @@ def test_one_robot_does_not_take_all_connections(serve, robots, until):
     greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
     with contextlib.ExitStack() as stack:
         connect = lambda own: stack.enter_context(Client(listener.address, keys=own))  # noqa: E731
-        held = [connect(greedy) for _ in range(3)]
-        for client in held:
+        clients = [connect(greedy) for _ in range(3)]
+        for client in clients:
             client.wait_ready(PATIENCE_S)
         # it must not go on trying: it would take the place that becomes free below
         with Client(listener.address, keys=greedy) as fourth, pytest.raises(Refused, match="this robot has 3 conn"):
             fourth.wait_ready(PATIENCE_S)
         connect(other).wait_ready(PATIENCE_S)
-        held[0].close()
+        clients[0].close()
         until(lambda: len(listener.peers()) <= 3, "the server notices that one has gone")
         connect(greedy).wait_ready(PATIENCE_S)
 
 
-def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_dealer, until):
+def test_silent_handshakes_are_bounded_per_robot(serve, robots, raw_dealer, until):
     listener = serve(bounds=replace(PATIENT, connections_per_robot=2))
     greedy, other = (robots(name, listener.address) for name in ("greedy", "other"))
     silent = [raw_dealer(listener.address, pair=greedy.pair("client")) for _ in range(30)]
@@ -61,12 +61,12 @@ def test_handshakes_that_say_nothing_are_bounded_per_robot(serve, robots, raw_de
 
 
 def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
-    looks = 0
+    reads = 0
     counters = Connection.read_counters
 
     def counted(self):
-        nonlocal looks
-        looks += threading.current_thread().name == "edge_offload-gate"
+        nonlocal reads
+        reads += threading.current_thread().name == "edge_offload-gate"
         return counters(self)
 
     listener = serve()
@@ -76,4 +76,4 @@ def test_a_quiet_robot_is_looked_at_seldom(serve, keys, monkeypatch):
         monkeypatch.setattr(Connection, "read_counters", counted)
         time.sleep(1.0)
         assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
-    assert 2 <= looks <= 40, "every 10 ms would be 100"
+    assert 2 <= reads <= 40, "every 10 ms would be 100"

@@ -53,7 +53,7 @@ def test_a_robot_that_is_older_than_the_server_names_both_and_is_served_after_th
     assert client.request("echo", {"a": 1}).result(PATIENCE_S).body == {"a": 1}
 
 
-def test_a_robot_of_another_release_is_told_both_and_the_others_do_not_notice(serve, connect, raw_dealer):
+def test_a_robot_of_another_release_gets_both_versions_and_others_continue(serve, connect, raw_dealer):
     listener = serve()
     client = connect(listener.address)
     client.wait_ready(PATIENCE_S)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from edge_offload_benchmarks.chaos.wall_clock import WallClock, library
+from edge_offload_benchmarks.chaos.wall_clock import WallClock, find_library
 
 pytestmark = pytest.mark.process
 
@@ -45,7 +45,7 @@ print(json.dumps({"asked": asked, "states": states}), flush=True)
 
 @pytest.fixture
 def clock():
-    if library() is None:
+    if find_library() is None:
         pytest.skip("libfaketime is not installed (Debian: faketime)")
     made = WallClock()
     yield made
@@ -55,8 +55,8 @@ def clock():
 class Talk:
     """The robot's process, and what it has told."""
 
-    def __init__(self, words):
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.results = []
 
     def until(self, condition, what):
@@ -69,17 +69,17 @@ class Talk:
         raise AssertionError("the robot ended")
 
     def end(self):
-        said, _ = self.process.communicate(timeout=PATIENCE_S)
-        lines = [json.loads(line) for line in said.splitlines()]
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        lines = [json.loads(line) for line in output.splitlines()]
         self.results += lines[:-1]
         return lines[-1]
 
 
 @pytest.mark.parametrize("whose", ["robot", "server"])
 def test_a_step_of_the_wall_clock_costs_nothing(whose, clock, server_process, keys):
-    server = server_process(prefix=clock.words() if whose == "server" else ())
+    server = server_process(prefix=clock.command_prefix() if whose == "server" else ())
     robot = [sys.executable, "-c", ROBOT, server.address, str(keys.directory)]
-    talk = Talk([*clock.words(), *robot] if whose == "robot" else robot)
+    talk = Talk([*clock.command_prefix(), *robot] if whose == "robot" else robot)
     try:
         for count, offset_s in enumerate((HOUR_S, -HOUR_S), 1):
             talk.until(lambda result, n=count: result["asked"] >= 10 * n, "frames flow")
@@ -90,13 +90,15 @@ def test_a_step_of_the_wall_clock_costs_nothing(whose, clock, server_process, ke
             assert "wall clocks differ by" in talk.results[-1]["warning"]
             if whose == "robot":
                 assert abs(talk.results[-1]["wall_s"] - time.time() - offset_s) < 60, "its clock did jump"
-        told = talk.end()
+        summary = talk.end()
     finally:
         talk.process.kill()
         talk.process.wait()
     results = talk.results
-    assert [result["got"] for result in results] == list(range(told["asked"])), "a result was lost, doubled or swapped"
-    assert told["states"] == ["ready", "closed"], "the connection was given up"
+    assert [result["got"] for result in results] == list(range(summary["asked"])), (
+        "a result was lost, doubled or swapped"
+    )
+    assert summary["states"] == ["ready", "closed"], "the connection was given up"
     assert all(result["steps"] == 0 for result in results), "the monotonic clocks did not jump"
     for result in results:
         slack = result["error_s"] + 1e-3
@@ -115,13 +117,17 @@ print(marked.seen, time.time() - before < 60.0)
 """
 
 
-def test_a_process_that_sleeps_or_waits_with_a_limit_has_a_clock_of_its_own_too(clock, tmp_path, monkeypatch):
+def test_a_sleeping_process_has_a_separate_clock_too(clock, tmp_path, monkeypatch):
     """From its start on, and so have its children; what was there to customise it is run as well."""
     (tmp_path / "marked.py").write_text("seen = []")
     (tmp_path / "sitecustomize.py").write_text("import marked; marked.seen.append('customised')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     clock.step(24 * 365 * HOUR_S)
     done = subprocess.run(
-        [*clock.words(), sys.executable, "-c", PATIENT], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        [*clock.command_prefix(), sys.executable, "-c", PATIENT],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.stdout.split("] ") == ["['customised'", "True\n"], done.stderr

@@ -65,7 +65,7 @@ def server(keys):
 
 
 @pytest.fixture
-def own_server(keys):
+def killable_server(keys):
     process = Server(keys)
     yield process
     process.stop(signal.SIGKILL)
@@ -122,7 +122,7 @@ def robot(keys):
 
 
 @pytest.fixture(scope="session")
-def told_by(server, keys):
+def outputs_of(server, keys):
     """told_by(script) -> what a program under ``exec --mode split`` printed, a line of JSON each, by situation."""
 
     def run(script):

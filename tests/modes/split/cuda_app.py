@@ -17,7 +17,7 @@ from tests.modes.split.test_runtime import image, install, random_plan
 PLANS = 6
 
 
-def tell(robot, situation, picture, expected):
+def print_situation(robot, situation, picture, expected):
     outputs, report = robot.offloaded.run([picture], Mode.SPLIT)
     error = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, expected))
     print(json.dumps({"situation": situation, "mode": report.mode.value, "error": error,
@@ -36,20 +36,20 @@ def main(address, keys):
     install(robot, picture, plans)
     for place in range(PLANS):
         robot.runner.bandwidth = 1e6 * place
-        tell(robot, f"plan {place}", picture, expected)
+        print_situation(robot, f"plan {place}", picture, expected)
     robot.runner.bandwidth = 1e6 * max(range(PLANS), key=lambda place: len(plans[place].robot))
     torch.cuda.set_per_process_memory_fraction(1e-9)
-    tell(robot, "full", picture, expected)
+    print_situation(robot, "full", picture, expected)
     print(json.dumps({"situation": "state", "words": robot.offloaded.state()["local"]}), flush=True)
     torch.cuda.set_per_process_memory_fraction(1.0)
     robot.runner._handles.pause(0.0, "")
     robot.offloaded.runners.local.executor._fallback._until_s = 0.0
     robot.open(picture)
     install(robot, picture, plans)
-    tell(robot, "room again", picture, expected)
+    print_situation(robot, "room again", picture, expected)
     current_installation().native.lose()
     for situation in ("lost", "still lost"):
-        tell(robot, situation, picture, expected)
+        print_situation(robot, situation, picture, expected)
     robot.client.close()
     robot.offloaded.close()
 

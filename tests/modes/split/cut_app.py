@@ -52,22 +52,22 @@ class Detector(nn.Module):
 def above(net, picture):
     """As a detector ends: what is above a threshold, class by class; how many differs each time."""
     _, boxes, scores = net(picture)
-    found = []
+    selected = []
     for label in range(scores.shape[1]):
         score = scores[:, label]
-        keep = score > score.mean()
-        found += [boxes[keep], score[keep]]
-    return [torch.cat([item.flatten() for item in found]).cpu()]
+        chosen = score > score.mean()
+        selected += [boxes[chosen], score[chosen]]
+    return [torch.cat([item.flatten() for item in selected]).cpu()]
 
 
 def in_place(net, picture):
     """What the first part left is changed before it is read."""
     _, boxes, scores = net(picture)
     best = scores.amax(1)
-    keep = (best > best.mean()).nonzero()[:, 0]
+    chosen = (best > best.mean()).nonzero()[:, 0]
     boxes[:, 2:].add_(boxes[:, :2])
     boxes.mul_(2.0)
-    return [boxes[keep].cpu(), scores[keep].cpu()]
+    return [boxes[chosen].cpu(), scores[chosen].cpu()]
 
 
 def maps_too(net, picture):
@@ -83,25 +83,27 @@ def now_and_then(net, picture):
     """The maps are used seldom: not while it is learnt what is used."""
     maps, boxes, scores = net(picture)
     best = scores.amax(1)
-    found = [boxes[best > best.mean()]]
+    outputs = [boxes[best > best.mean()]]
     if seldom:
-        found.append(maps.mean((2, 3)))
-    return [item.cpu() for item in found]
+        outputs.append(maps.mean((2, 3)))
+    return [item.cpu() for item in outputs]
 
 
-def server_gone(net, picture):
+def without_server(net, picture):
     """As ``above``; see :func:`main`."""
     return above(net, picture)
 
 
 SITUATIONS = {"above": above, "in place": in_place, "maps too": maps_too, "now and then": now_and_then,
-              "server gone": server_gone}  # fmt: skip
+              "server gone": without_server}  # fmt: skip
 
 
-def distance(found, wanted):
-    if [item.shape for item in found] != [item.shape for item in wanted]:
+def distance(outputs, expected):
+    if [item.shape for item in outputs] != [item.shape for item in expected]:
         return float("inf")
-    return max(float((got - want).abs().max() / want.abs().max().clamp(min=1e-9)) for got, want in zip(found, wanted))
+    return max(
+        float((got - want).abs().max() / want.abs().max().clamp(min=1e-9)) for got, want in zip(outputs, expected)
+    )
 
 
 @torch.no_grad()
@@ -110,17 +112,17 @@ def main(names):
         infer = SITUATIONS[name]
         torch.manual_seed(len(name))
         mine = Detector().double().eval()
-        there = copy.deepcopy(mine).to("cuda")
+        on_device = copy.deepcopy(mine).to("cuda")
         before, worst, sizes = dataclasses.asdict(splits), 0.0, set()
         end = time.monotonic() + 120.0
         while splits.operators_split < before["operators_split"] + 12 and time.monotonic() < end:
             picture = torch.rand((1, 3, 24, 32), dtype=torch.float64)
             seldom[:] = [True] if splits.operators_split % 4 == 3 else []
-            found = infer(there, picture.to("cuda"))
-            sizes.add(found[0].shape[0])
-            worst = max(worst, distance(found, infer(mine, picture)))
+            outputs = infer(on_device, picture.to("cuda"))
+            sizes.add(outputs[0].shape[0])
+            worst = max(worst, distance(outputs, infer(mine, picture)))
             time.sleep(0.01)
-        if infer is server_gone:
+        if infer is without_server:
             clients = {
                 item.runner._client
                 for item in recorder.strategy.inferences.list_inferences()
@@ -130,7 +132,7 @@ def main(names):
                 client.close()
             for _ in range(5):
                 picture = torch.rand((1, 3, 24, 32), dtype=torch.float64)
-                worst = max(worst, distance(infer(there, picture.to("cuda")), infer(mine, picture)))
+                worst = max(worst, distance(infer(on_device, picture.to("cuda")), infer(mine, picture)))
         facts = {"distance": worst, "sizes": len(sizes), "state": recorder.strategy.state()}
         after = dataclasses.asdict(splits)
         print(json.dumps({"situation": name, "before": before, "after": after, **facts}), flush=True)

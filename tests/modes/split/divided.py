@@ -44,10 +44,10 @@ def divide_everything(recorder):
         def plan(network, model, shared, *progress):
             planned = by_planner(network, model, shared, *progress)
             identity = sequence_hash(network.located.sequence)
-            found = divided(network.located, identity)
-            assert found.splits_an_operator
-            made.append((network, found))
-            chosen = compile_ready(found, network.located, identity)
+            result = divided(network.located, identity)
+            assert result.splits_an_operator
+            made.append((network, result))
+            chosen = compile_ready(result, network.located, identity)
             return dataclasses.replace(planned, plans=(chosen,), place=(0,) * len(planned.place), undivided=())
 
         runner.opener.make_plans = plan

@@ -41,10 +41,12 @@ class Net(nn.Module):
     def forward(self, picture):
         maps = self.body(picture.permute(2, 0, 1)[None].to(self.head.weight.dtype).div_(255) - 0.5)
         one, other = maps.chunk(2, 1)
-        found = self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
-        turn = torch.eye(5, dtype=found.dtype, device=found.device).repeat(1, 1)  # of constants alone, then written to
-        turn[:, 0] = found[0]
-        return (found @ turn)[:, ORDER]
+        output = self.head(torch.cat([other, one * 2], 1).mean((2, 3)))
+        turn = torch.eye(5, dtype=output.dtype, device=output.device).repeat(
+            1, 1
+        )  # of constants alone, then written to
+        turn[:, 0] = output[0]
+        return (output @ turn)[:, ORDER]
 
 
 torch.manual_seed(0)
@@ -84,12 +86,12 @@ def infer_divided(until_s=90.0):
     end = time.monotonic() + until_s
     while True:
         before, frame = splits.inferences, picture()
-        found = infer(frame)
+        outputs = infer(frame)
         if splits.inferences > before or time.monotonic() > end:
-            return (frame, *found)
+            return (frame, *outputs)
 
 
-def tell(situation, **facts):
+def print_situation(situation, **facts):
     print(json.dumps({"situation": situation, "counted": dataclasses.asdict(splits), **facts}), flush=True)
 
 
@@ -97,8 +99,8 @@ def tell(situation, **facts):
 def begin_alike():
     """What begins as the inference does, and is another one."""
     frame = picture()
-    found = frame.to("cuda").permute(2, 0, 1)[None].to(torch.float64).div_(255)
-    return distance((found + 1).cpu(), frame.permute(2, 0, 1)[None].to(torch.float64).div_(255) + 1)
+    scaled = frame.to("cuda").permute(2, 0, 1)[None].to(torch.float64).div_(255)
+    return distance((scaled + 1).cpu(), frame.permute(2, 0, 1)[None].to(torch.float64).div_(255) + 1)
 
 
 def change_weights():
@@ -108,35 +110,37 @@ def change_weights():
 
 @torch.no_grad()
 def main() -> None:
-    tell("steady", distance=steady(3), state=recorder.strategy.state())
-    tell("another shape", distance=infer(picture(20, 40))[2])
+    print_situation("steady", distance=steady(3), state=recorder.strategy.state())
+    print_situation("another shape", distance=infer(picture(20, 40))[2])
     infer_divided()
-    tell("begun alike", distance=begin_alike())
+    print_situation("begun alike", distance=begin_alike())
 
     frame, on_device, out, away = infer_divided()
     want = reference(frame)
-    tell("left on the device", distance=max(away, distance((out * 2 + 1).cpu(), want * 2 + 1)),
+    print_situation("left on the device", distance=max(away, distance((out * 2 + 1).cpu(), want * 2 + 1)),
          same=bool(torch.equal(on_device.cpu(), frame)))  # fmt: skip
 
-    held = [infer_divided() for _ in range(6)]
-    apart = [distance((out - 1).cpu(), reference(frame) - 1) for frame, _, out, _ in held[::-1]]
-    tell("held for long", distance=max(apart), state=recorder.strategy.state())
-    del held
+    retained = [infer_divided() for _ in range(6)]
+    distances = [distance((out - 1).cpu(), reference(frame) - 1) for frame, _, out, _ in retained[::-1]]
+    print_situation("held for long", distance=max(distances), state=recorder.strategy.state())
+    del retained
 
     change_weights()
     first = infer(picture())[2]
-    tell("weights changed", distance=max(first, steady(2)))
+    print_situation("weights changed", distance=max(first, steady(2)))
 
     frame, _, out, away = infer_divided()
     want = reference(frame)
     print("kill", flush=True)
     sys.stdin.readline()
     before = splits.inferences
-    tell("server gone", distance=max(infer(picture())[2] for _ in range(5)), split=splits.inferences - before)
+    print_situation(
+        "server gone", distance=max(infer(picture())[2] for _ in range(5)), split=splits.inferences - before
+    )
 
     change_weights()
     away = max(away, infer(picture())[2])
-    tell("weights changed behind a result", distance=max(away, distance((out - 1).cpu(), want - 1)))
+    print_situation("weights changed behind a result", distance=max(away, distance((out - 1).cpu(), want - 1)))
 
 
 main()

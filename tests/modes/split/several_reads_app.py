@@ -82,8 +82,8 @@ SITUATIONS = {
 }
 
 
-def distance(found, wanted):
-    return max(float((got - want).abs().max() / want.abs().max()) for got, want in zip(found, wanted))
+def distance(outputs, expected):
+    return max(float((got - want).abs().max() / want.abs().max()) for got, want in zip(outputs, expected))
 
 
 def by_reference(picture):
@@ -97,15 +97,15 @@ def main(names):
     for name in names:
         build, infer, shape = SITUATIONS[name]
         mine = build().double().eval()
-        there = copy.deepcopy(mine).to("cuda")
+        on_device = copy.deepcopy(mine).to("cuda")
         before, worst, as_planned = dataclasses.asdict(splits), 0.0, 0
         end = time.monotonic() + 240.0
         while splits.operators_split < before["operators_split"] + 3 and time.monotonic() < end:
             picture, count = torch.rand(shape, dtype=torch.float64), splits.inferences
-            found = infer(there, picture.to("cuda"))
-            worst = max(worst, distance(found, infer(mine, picture)))
+            outputs = infer(on_device, picture.to("cuda"))
+            worst = max(worst, distance(outputs, infer(mine, picture)))
             if splits.inferences > count:
-                as_planned += all(torch.equal(a, b) for a, b in zip(found, by_reference(picture)))
+                as_planned += all(torch.equal(a, b) for a, b in zip(outputs, by_reference(picture)))
             time.sleep(0.01)
         facts = {"distance": worst, "as_planned": as_planned, "state": recorder.strategy.state()}
         print(
@@ -113,10 +113,10 @@ def main(names):
         )
         if name == "heads":  # another order of reads is computed here
             picture = torch.rand(shape, dtype=torch.float64)
-            classes, boxes = there(picture.to("cuda"))
-            found = [(boxes * 2).cpu(), classes.cpu(), boxes.cpu()]
-            wanted = mine(picture)
-            away = distance(found, [wanted[1] * 2, wanted[0], wanted[1]])
+            classes, boxes = on_device(picture.to("cuda"))
+            outputs = [(boxes * 2).cpu(), classes.cpu(), boxes.cpu()]
+            expected = mine(picture)
+            away = distance(outputs, [expected[1] * 2, expected[0], expected[1]])
             print(json.dumps({"situation": "another order", "distance": away}), flush=True)
 
 

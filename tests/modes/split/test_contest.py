@@ -53,18 +53,18 @@ def test_one_that_is_slower_is_not(seed):
     assert robot.run(400).share(400) == 0.0
 
 
-def test_what_cannot_be_told_apart_is_the_undivided_plan():
+def test_indistinguishable_plans_give_the_undivided_one():
     used = [Robot(1.0, seed=seed).run(150).contest.in_use for seed in range(400)]
     assert used.count(True) <= 0.08 * len(used), "the error that is put up with is 5 %"
     assert used.count(False) >= 0.9 * len(used)
 
 
-def test_the_two_run_in_turns_and_who_begins_changes():
+def test_the_two_plans_run_in_turns_with_alternating_order():
     robot = Robot(0.93).run(16)
     assert robot.ran == [True, False, False, True] * 4
 
 
-def test_one_that_becomes_slower_is_left():
+def test_a_plan_that_becomes_slower_is_replaced():
     robot = Robot(0.9).run(100)
     assert robot.contest.in_use is True
     robot.ratio = 1.1
@@ -73,7 +73,7 @@ def test_one_that_becomes_slower_is_left():
     assert robot.share(200) == 0.0
 
 
-def test_it_is_tried_again_after_a_while_more_and_more_seldom():
+def test_the_contest_is_repeated_at_growing_intervals():
     robot = Robot(1.1).run(100)
     assert robot.contest.in_use is False
     waits = []
@@ -90,7 +90,7 @@ def test_it_is_tried_again_after_a_while_more_and_more_seldom():
     assert robot.run(100).contest.in_use is True
 
 
-def test_inferences_that_are_far_apart_are_no_pair():
+def test_distant_inferences_are_no_pair():
     robot = Robot(0.8, idle_s=2 * contest.NEIGHBOUR_S).run(200)
     assert robot.contest.in_use is None
     assert robot.contest.ratios is None
@@ -104,7 +104,7 @@ def test_a_failure_between_two_ends_their_pair():
     assert made.ratios is None
 
 
-def test_the_interval_is_of_the_median_and_asks_for_enough_pairs():
+def test_the_interval_is_of_the_median_and_needs_enough_pairs():
     few = compare_ratios([0.9] * 6)
     assert few.high == float("inf"), "six of six is what a coin does once in 64"
     assert compare_ratios([0.9] * 8).high == 0.9
@@ -113,14 +113,14 @@ def test_the_interval_is_of_the_median_and_asks_for_enough_pairs():
     assert (many.low, many.high) == (0.9, 1.1) or many.high == 0.9
 
 
-def test_what_is_told():
-    found = PlanContests()
-    assert found.describe_state() == ""
-    assert found.contest_of(3, 4) is found.contest_of(3, 4)
+def test_contest_is_reported():
+    contests = PlanContests()
+    assert contests.describe_state() == ""
+    assert contests.contest_of(3, 4) is contests.contest_of(3, 4)
     for place, ratio in ((0, 0.9), (1, 1.2), (2, 1.0)):
-        made = found.contest_of(place, 9)
+        made = contests.contest_of(place, 9)
         for _ in range(contest.COLD_PAIRS + (8 if place < 2 else 3)):
             made.add_pair(ratio, 1.0)
-    assert found.describe_state() == (
+    assert contests.describe_state() == (
         "1 measured faster than undivided ones (0.90), 1 measured not faster (1.20), 2 being measured"
     )

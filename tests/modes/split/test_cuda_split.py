@@ -38,32 +38,32 @@ def test_split_on_cuda_on_both_sides(keys, monkeypatch):
     finally:
         server.stop(signal.SIGTERM)
     assert done.returncode == 0
-    found = {item["situation"]: item for item in map(json.loads, done.stdout.splitlines())}
-    frames = [item for item in found.values() if "error" in item]
+    by_situation = {item["situation"]: item for item in map(json.loads, done.stdout.splitlines())}
+    frames = [item for item in by_situation.values() if "error" in item]
     assert len(frames) == 10
     assert all(item["error"] < 1e-5 for item in frames), "whatever happened to the GPU"
     for situation in [*(f"plan {place}" for place in range(6)), "room again"]:
-        assert found[situation]["mode"] == "split", found[situation]
-        assert found[situation]["reason"] == ""
-    assert found["full"]["mode"] == "local"
-    assert "not enough memory" in found["full"]["reason"]
-    assert "computed on the CPU in place of cuda" in found["state"]["words"]
+        assert by_situation[situation]["mode"] == "split", by_situation[situation]
+        assert by_situation[situation]["reason"] == ""
+    assert by_situation["full"]["mode"] == "local"
+    assert "not enough memory" in by_situation["full"]["reason"]
+    assert "computed on the CPU in place of cuda" in by_situation["state"]["words"]
     for situation in ("lost", "still lost"):
-        assert found[situation]["mode"] == "local"
-    assert "the GPU failed" in found["lost"]["reason"]
+        assert by_situation[situation]["mode"] == "local"
+    assert "the GPU failed" in by_situation["lost"]["reason"]
 
 
 @pytest.mark.release
-def test_an_unmodified_programs_half_is_computed_on_the_device_that_was_asked_for(own_server, keys, monkeypatch):
+def test_an_unmodified_programs_half_is_computed_on_the_requested_device(killable_server, keys, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_ASYNC", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     program = [sys.executable, str(APP.with_name("recorded_cuda_app.py"))]
     start = "import sys, torch; from edge_offload.cli import main; sys.exit(main())"
     split = [sys.executable, "-c", start, "exec", "--mode", "split", "--device", "cuda", "--keys"]
-    command = [*LAUNCHER, *split, str(keys), "--server", own_server.address, "--", *program]
+    command = [*LAUNCHER, *split, str(keys), "--server", killable_server.address, "--", *program]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=False)
     assert done.returncode == 0
-    (found,) = map(json.loads, done.stdout.splitlines())
-    assert found["halves"] == ["cuda"]
-    assert found["split"] >= 4, found["state"]
-    assert found["distance"] <= 1e-12
+    (outcome,) = map(json.loads, done.stdout.splitlines())
+    assert outcome["halves"] == ["cuda"]
+    assert outcome["split"] >= 4, outcome["state"]
+    assert outcome["distance"] <= 1e-12

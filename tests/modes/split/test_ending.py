@@ -13,7 +13,7 @@ from edge_offload.native import libraries
 
 pytestmark = pytest.mark.process
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(
     not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
@@ -34,21 +34,21 @@ begun.wait()
 
 
 @needs_compiler
-def test_a_program_ends_whatever_is_under_way(own_server, keys):
+def test_a_program_ends_whatever_is_under_way(killable_server, keys):
     for inferences, how, code in ((4, "exit", 3), (14, "raise", 1), (22, "end", 0)):
         command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--slowdown", "4", "--server",
-                   own_server.address, "--keys", str(keys), "--", sys.executable, str(HERE / "ending_app.py"),
+                   killable_server.address, "--keys", str(keys), "--", sys.executable, str(FOLDER / "ending_app.py"),
                    str(inferences), how]  # fmt: skip
-        told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
                               timeout=300, check=False)  # fmt: skip
-        assert told.returncode == code, told.stderr
-        assert "terminate" not in told.stderr
-        assert told.stderr.count("Traceback") == (how == "raise"), told.stderr
+        assert done.returncode == code, done.stderr
+        assert "terminate" not in done.stderr
+        assert done.stderr.count("Traceback") == (how == "raise"), done.stderr
 
 
 @pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(5)", 5), ("raise KeyError", 1)])
 def test_a_thread_that_is_inside_torch_does_not_take_the_process_with_it(last, code):
     command = [sys.executable, "-c", COMPUTING + last]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert told.returncode == code, told.stderr
-    assert "terminate" not in told.stderr
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    assert "terminate" not in done.stderr

@@ -26,11 +26,11 @@ class Watched:
         self.niceness, self.killed = {}, []
         self.kills = False
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
     def now(self):
-        found = {}
+        parents = {}
         for path in pathlib.Path("/proc").glob("[0-9]*"):
             try:
                 state = (path / "stat").read_text().rpartition(")")[2].split()
@@ -39,12 +39,12 @@ class Watched:
                     # of this test alone: others may run on this machine
                     above = (pathlib.Path("/proc") / state[1] / "stat").read_text().rpartition(")")[2].split()[1]
                     if os.getpid() in (parent, int(above)):
-                        found[int(path.name)] = parent
+                        parents[int(path.name)] = parent
             except OSError:
                 continue
-        return found
+        return parents
 
-    def _look(self):
+    def _watch(self):
         while not self._over.wait(0.02):
             for pid, parent in self.now().items():
                 try:
@@ -69,9 +69,9 @@ def watched(monkeypatch):
 
 
 @pytest.fixture
-def beside(watched, own_server):
+def learning_server(watched, killable_server):
     """A server that was started without the tests' switch."""
-    return own_server
+    return killable_server
 
 
 def runs(bot):
@@ -84,27 +84,27 @@ def runs(bot):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-def test_both_learn_beside_and_nobody_is_left(watched, beside, robot):
-    runs(robot(beside.address, seed=71))  # weights that nobody has learnt
-    sides = {os.getpid(), beside.process.pid}
+def test_robot_and_server_learn_in_other_processes(watched, learning_server, robot):
+    runs(robot(learning_server.address, seed=71))  # weights that nobody has learnt
+    sides = {os.getpid(), learning_server.process.pid}
     assert set(watched.niceness) >= sides
     assert all(max(watched.niceness[side]) >= NICE_LEVEL for side in sides)
     until(lambda: not set(watched.now().values()) & sides, 60.0)
 
 
-def test_both_go_on_when_it_is_killed_and_the_robot_says_so(watched, beside, robot):
+def test_robot_and_server_continue_when_learning_is_killed_and_the_robot_reports_it(watched, learning_server, robot):
     watched.kills = True
-    bot = robot(beside.address, seed=72)
-    said = []
+    bot = robot(learning_server.address, seed=72)
+    reasons = []
 
     def opened():
         why = bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE])
-        said.append(why or "")
+        reasons.append(why or "")
         return why is None
 
     until(opened, 400.0)
     runs(bot)
-    assert any("in this process, for the process of low priority ended with code -9" in each for each in said)
+    assert any("in this process, for the process of low priority ended with code -9" in each for each in reasons)
     assert "learnt in threads of this process, for the process of low priority ended" in bot.runner.state()
     assert len(watched.killed) >= 2, "the robot's and the server's"
 
@@ -115,28 +115,28 @@ def opening_threads():
 
 @pytest.mark.release
 @pytest.mark.parametrize("by", ["process", "threads"])
-def test_a_robot_that_is_closed_while_it_learns_leaves_nobody_behind(watched, beside, robot, monkeypatch, by):
+def test_a_robot_closed_while_learning_leaves_no_process(watched, learning_server, robot, monkeypatch, by):
     if by == "threads":
         monkeypatch.setenv(process.SWITCH, "threads")
     before = opening_threads()
-    bot, told = robot(beside.address, seed=74 if by == "threads" else 75), []
-    asked, closed, request = {}, [], bot.client.request
+    bot, reasons = robot(learning_server.address, seed=74 if by == "threads" else 75), []
+    pending, closed, request = {}, [], bot.client.request
 
     def noted(kind, body=None, *rest, **more):
-        asked[kind] = request(kind, body, *rest, **more)
+        pending[kind] = request(kind, body, *rest, **more)
         if kind == "split_close":
             closed.append(body)
-        return asked[kind]
+        return pending[kind]
 
     monkeypatch.setattr(bot.client, "request", noted)
 
     def under_way():
         why = bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE])
         assert why is not None, "it was open before it could be closed"
-        told.append(why)
+        reasons.append(why)
         return os.getpid() in watched.now().values() if by == "process" else "timing operator" in why
 
-    until(under_way, 120.0, lambda: str(told[-1]))
+    until(under_way, 120.0, lambda: str(reasons[-1]))
     pids = [pid for pid, parent in watched.now().items() if parent == os.getpid()]
     assert bool(pids) is (by == "process")
     bot.offloaded.close()
@@ -144,18 +144,18 @@ def test_a_robot_that_is_closed_while_it_learns_leaves_nobody_behind(watched, be
     until(lambda: opening_threads() == before, 60.0)
     assert bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE]).endswith("was given up")
     assert os.getpid() not in watched.now().values(), "nothing is learnt anew"
-    opened = asked["split_open"].result(120.0).body["handle"]
-    until(lambda: "split_close" in asked, 60.0, lambda: "the server keeps what it has opened")
-    asked["split_close"].result(60.0)
+    opened = pending["split_open"].result(120.0).body["handle"]
+    until(lambda: "split_close" in pending, 60.0, lambda: "the server keeps what it has opened")
+    pending["split_close"].result(60.0)
     assert closed == [{"handle": opened}]
-    assert "split_table" not in asked, "it was not learnt to its end"
+    assert "split_table" not in pending, "it was not learnt to its end"
 
 
-def test_a_server_that_is_stopped_while_it_learns_leaves_nobody_behind(watched, beside, robot):
-    bot = robot(beside.address, seed=73)
+def test_a_server_stopped_while_learning_leaves_no_process(watched, learning_server, robot):
+    bot = robot(learning_server.address, seed=73)
     until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [PICTURE]) is None
-          or beside.process.pid in watched.now().values(), 60.0)  # fmt: skip
-    pids = [pid for pid, parent in watched.now().items() if parent == beside.process.pid]
+          or learning_server.process.pid in watched.now().values(), 60.0)  # fmt: skip
+    pids = [pid for pid, parent in watched.now().items() if parent == learning_server.process.pid]
     assert pids, "it learns"
-    assert beside.stop() == 0
+    assert learning_server.stop() == 0
     until(lambda: not set(pids) & set(watched.now()), 60.0)

@@ -50,14 +50,14 @@ def test_make_fx_traces_where_torch_exports_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(build, "can_export", lambda: False)
     module = Net().eval()
     program = from_module(module, [PICTURE])
-    found = SequenceRunner(program.sequence, program.constants).run([PICTURE])
+    outputs = SequenceRunner(program.sequence, program.constants).run([PICTURE])
     with torch.no_grad():
-        assert torch.equal(found[0], module(PICTURE))
-    own = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    assert {tensor.data_ptr() for tensor in program.constants.values()} <= own  # not copied
+        assert torch.equal(outputs[0], module(PICTURE))
+    storages = {tensor.data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    assert {tensor.data_ptr() for tensor in program.constants.values()} <= storages  # not copied
     assert program.sequence.is_functional
-    for module, words in ((Counting().eval(), "own buffers"), (Branching(), "cannot be traced")):
-        with pytest.raises(Unsupported, match=words):
+    for module, message in ((Counting().eval(), "own buffers"), (Branching(), "cannot be traced")):
+        with pytest.raises(Unsupported, match=message):
             from_module(module, [PICTURE])
 
 
@@ -66,15 +66,15 @@ def source_of(module: nn.Module) -> AnyTorchSource:
     return source
 
 
-def client_with(torch_there: str, asked: List[Any]) -> Any:
+def client_with(server_torch: str, requests: List[Any]) -> Any:
     def request(kind: str, body: Dict[str, Any], buffers: Any = (), **_: Any) -> Any:
-        asked.append((kind, body, [bytes(memoryview(buffer).cast("B")) for buffer in buffers]))
+        requests.append((kind, body, [bytes(memoryview(buffer).cast("B")) for buffer in buffers]))
         done: Any = Future()
         missing = list(range(len(body.get("names", ()))))
         done.set_result(types.SimpleNamespace(body={"missing": missing}, buffers=[]))
         return done
 
-    welcome = {"fingerprint": {"torch": torch_there}}
+    welcome = {"fingerprint": {"torch": server_torch}}
     return types.SimpleNamespace(welcome=welcome, request=request, counters={"connections": 1})
 
 
@@ -83,39 +83,39 @@ def test_another_torch_gets_the_robots_trace_and_the_same_torch_the_models_name(
 ) -> None:
     monkeypatch.setattr(other_torch, "other_operators", lambda client: {"aten::relu": "refused"})
     source = source_of(Net().eval())
-    for there, recorded in ((torch.__version__, False), ("9.9.0", True)):
-        asked: List[Any] = []
-        source.request_open(client_with(there, asked), [PICTURE], None, lambda doing: None)
-        kind, body, buffers = asked[-1]
+    for server_torch, recorded in ((torch.__version__, False), ("9.9.0", True)):
+        requests: List[Any] = []
+        source.request_open(client_with(server_torch, requests), [PICTURE], None, lambda doing: None)
+        kind, body, buffers = requests[-1]
         assert kind == "split_open"
         assert ("constants" in body) == recorded
         if recorded:
             sent = wire.decode(buffers[0])
             assert sent == source.trace_operators([PICTURE], lambda doing: None).program.sequence
-            assert [item[0] for item in asked[:-1]] == ["split_have", "split_put"]
+            assert [item[0] for item in requests[:-1]] == ["split_have", "split_put"]
 
 
 def test_an_operator_that_the_server_has_otherwise_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_torch, "other_operators", lambda client: {"aten::silu": "operator 'aten::silu' differs"})
-    asked: List[Any] = []
+    requests: List[Any] = []
     with pytest.raises(Unsupported, match="aten::silu"):
-        source_of(Net().eval()).request_open(client_with("9.9.0", asked), [PICTURE], None, lambda doing: None)
-    assert asked == []
+        source_of(Net().eval()).request_open(client_with("9.9.0", requests), [PICTURE], None, lambda doing: None)
+    assert requests == []
 
 
-def test_what_cannot_be_traced_is_tried_once_and_no_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untraceable_program_is_tried_once_and_requested_from_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: List[int] = []
 
     def trace(*_: Any) -> Any:
         tried.append(1)
         raise Unsupported("it cannot be traced")
 
-    source, asked = source_of(Branching()), []  # type: ignore[var-annotated]
+    source, requests = source_of(Branching()), []  # type: ignore[var-annotated]
     monkeypatch.setattr(source, "trace_operators", trace)
-    opener = SplitOpener(source, client_with(torch.__version__, asked), 1.0, PlanSettings())
+    opener = SplitOpener(source, client_with(torch.__version__, requests), 1.0, PlanSettings())
     for _ in range(3):
         with pytest.raises(Unsupported, match="cannot be traced"):
             opener.open_split([PICTURE], lambda doing: None)
     assert len(tried) == 1
-    assert [kind for kind, *_ in asked].count("split_open") == 1
+    assert [kind for kind, *_ in requests].count("split_open") == 1
     assert [source.retry_s(count) for count in (1, 2, 3, 30)] == [5.0, 10.0, 20.0, MOST_REOPEN_S]

@@ -35,9 +35,9 @@ from edge_offload.server.blobs import BlobStore
 from edge_offload.server.services.split import recorded
 from edge_offload.split.planners.table import Effort
 from edge_offload.split.runtime.tracing import trace_module
-from edge_offload_benchmarks.fuzzing.calls import replaced
+from edge_offload_benchmarks.fuzzing.calls import replace_value
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 needs_compiler = pytest.mark.skipif(
     not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built"
 )
@@ -45,37 +45,42 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.mark.process
 @needs_compiler
-def test_a_program_is_divided_and_gives_what_it_gives_by_itself(own_server, keys, tmp_path):
-    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", own_server.address,
+def test_a_program_is_divided_and_gives_what_it_gives_by_itself(killable_server, keys, tmp_path):
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", killable_server.address,
                "--keys", str(keys), "--tally", str(tmp_path / "tally.json"), "--",
-               sys.executable, str(HERE / "recorded_app.py")]  # fmt: skip
+               sys.executable, str(FOLDER / "recorded_app.py")]  # fmt: skip
     program = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
-    told = {}
+    by_situation = {}
     for line in program.stdout:
         if line == "kill\n":
-            own_server.stop(signal.SIGKILL)
+            killable_server.stop(signal.SIGKILL)
             program.stdin.write("\n")
             program.stdin.flush()
         else:
-            found = json.loads(line)
-            told[found.pop("situation")] = found
+            result = json.loads(line)
+            by_situation[result.pop("situation")] = result
     assert program.wait(300) == 0
-    assert list(told) == ["steady", "another shape", "begun alike", "left on the device", "held for long",
+    assert list(by_situation) == ["steady", "another shape", "begun alike", "left on the device", "held for long",
                           "weights changed", "server gone", "weights changed behind a result"]  # fmt: skip
-    for situation, found in told.items():
-        assert found["distance"] <= 1e-12, situation
-    assert told["steady"]["counted"]["operators_split"] >= 3, told["steady"]["state"]
-    assert told["steady"]["counted"]["owed"] == 0, "what nobody looks at is not computed"
-    assert told["begun alike"]["distance"] == 0, "computed here"
-    assert told["left on the device"]["same"]
-    assert told["left on the device"]["counted"]["owed"] == 1
-    assert "uses what the inference leaves" in told["held for long"]["state"]
-    assert told["weights changed"]["counted"]["operators_split"] > told["held for long"]["counted"]["operators_split"]
-    assert told["server gone"]["split"] == 0
-    owed = [told[situation]["counted"]["owed"] for situation in ("server gone", "weights changed behind a result")]
-    assert owed[1] == owed[0] + 1, "computed with the weights that it was issued with"
+    for situation, result in by_situation.items():
+        assert result["distance"] <= 1e-12, situation
+    assert by_situation["steady"]["counted"]["operators_split"] >= 3, by_situation["steady"]["state"]
+    assert by_situation["steady"]["counted"]["owed"] == 0, "what nobody looks at is not computed"
+    assert by_situation["begun alike"]["distance"] == 0, "computed here"
+    assert by_situation["left on the device"]["same"]
+    assert by_situation["left on the device"]["counted"]["owed"] == 1
+    assert "uses what the inference leaves" in by_situation["held for long"]["state"]
+    assert (
+        by_situation["weights changed"]["counted"]["operators_split"]
+        > by_situation["held for long"]["counted"]["operators_split"]
+    )
+    assert by_situation["server gone"]["split"] == 0
+    computed_later = [
+        by_situation[situation]["counted"]["owed"] for situation in ("server gone", "weights changed behind a result")
+    ]
+    assert computed_later[1] == computed_later[0] + 1, "computed with the weights that it was issued with"
     tally = json.loads((tmp_path / "tally.json").read_text())
     assert tally["split"]["inferences"] >= 5
     assert tally["split"]["bytes_up"] > 0
@@ -138,8 +143,8 @@ def recording():
 
 
 def bytes_of(program):
-    wanted = dict.fromkeys(program.sequence.constants.values())
-    return b"".join(bytes(flat_bytes(program.constants[name]).numpy().data) for name in wanted)
+    digests = dict.fromkeys(program.sequence.constants.values())
+    return b"".join(bytes(flat_bytes(program.constants[name]).numpy().data) for name in digests)
 
 
 def test_a_sequence_is_read_and_gets_its_constants(recording, tmp_path, monkeypatch):
@@ -153,9 +158,9 @@ def test_a_sequence_is_read_and_gets_its_constants(recording, tmp_path, monkeypa
         recorded.add_constants(sequence, names, store)
     store.put_blob(names[0], data[:4000])
     store.put_blob(names[1], data[4000:])
-    found = recorded.add_constants(sequence, names, store)
-    assert set(found.constants) == set(program.constants)
-    assert all(torch.equal(tensor, program.constants[name]) for name, tensor in found.constants.items())
+    completed = recorded.add_constants(sequence, names, store)
+    assert set(completed.constants) == set(program.constants)
+    assert all(torch.equal(tensor, program.constants[name]) for name, tensor in completed.constants.items())
     for wrong in (names[:1], names[::-1], [*names, names[0]], ["text"], None):
         with pytest.raises(ProtocolError):
             recorded.add_constants(sequence, wrong, store)
@@ -201,7 +206,7 @@ class InOnePiece(nn.Module):
         return torch.where(seen, best * spread, best) + middle + best.median() + best.prod() + torch.mv(x, x[0]).sum()
 
 
-def test_what_runs_in_one_piece_does_not_keep_an_inference_from_being_divided():
+def test_an_operator_of_one_piece_does_not_prevent_dividing_an_inference():
     torch.manual_seed(0)
     module, tensors = InOnePiece(), (torch.rand(6, 4), torch.randint(0, 6, (6,)))
     program, inputs = from_module(module, tensors), [TensorSpec.of(tensor) for tensor in tensors]
@@ -241,7 +246,7 @@ def test_a_mode_that_the_operator_does_not_have_is_refused():
                 recorded.read_sequence(wire.encode(wrong), inputs)
 
 
-def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_says(recording, monkeypatch):
+def test_a_mutated_sequence_is_refused_or_correct(recording, monkeypatch):
     """Reading runs in the server's own process: nothing else may come of it."""
     program, inputs = recording
     monkeypatch.setattr(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
@@ -251,13 +256,13 @@ def test_a_sequence_in_which_something_was_replaced_is_refused_or_does_what_it_s
     for _ in range(800):
         field = draw.choice(["operators", "operators", "values", *sorted(facts)])
         try:
-            recorded.read_sequence(msgpack.packb({**facts, field: replaced(facts[field], draw)}), inputs)
+            recorded.read_sequence(msgpack.packb({**facts, field: replace_value(facts[field], draw)}), inputs)
         except EdgeOffloadError:
             refused += 1
     assert 400 < refused < 800
 
 
-def test_a_sequence_that_does_not_do_what_it_says_is_refused(recording):
+def test_an_incorrect_sequence_is_refused(recording):
     program, inputs = recording
     sequence = program.sequence
     (relu,) = [operator for operator in sequence.operators if operator.name == "aten.relu.default"]

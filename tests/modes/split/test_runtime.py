@@ -48,8 +48,8 @@ def random_plan(located, chooser, identity):
 
     def decide(index, robot, server):
         low, high = unite_rows(robot, server)
-        whole = located.operators[index].kind is Locality.GLOBAL
-        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "cut", "cut", "cut"])
+        undivided = located.operators[index].kind is Locality.GLOBAL
+        style = chooser.choice(["robot", "server"] if undivided else ["robot", "server", "own", "cut", "cut", "cut"])
         if style == "own":
             return robot, server
         if style == "cut":
@@ -139,7 +139,7 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
     assert 0 < bot.runner.counts.bytes_down < maps / 2, "results come back, maps do not"
 
 
-def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, robot):
+def test_while_plans_are_made_frames_are_local_and_report_progress(server, robot):
     new = robot(server.address)
     picture = image()
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_while_plans_are_made_frames_are_local_and_say_how_far_it_is(server, rob
     assert len(set(steps)) > 1, "traced; timed or planned"
 
 
-def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
+def test_a_split_frame_reports_its_overlap(bot):
     picture = image(3)
     located = bot.open(picture).network.located
     identity = sequence_hash(located.sequence)
@@ -169,15 +169,15 @@ def test_a_split_frame_tells_in_what_of_its_time_both_sides_computed(bot):
     local = complete_plan(located, *decide_backward(
         located, lambda index, robot, server: (unite_rows(robot, server), EMPTY)), identity=identity)  # fmt: skip
     install(bot, picture, [divided, server_only(located), local])
-    told = []
+    overlaps = []
     for place in range(3):
         bot.runner.bandwidth = 1e6 * place
         _, report = bot.offloaded.run([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
-        told.append(report.overlap_s)
+        overlaps.append(report.overlap_s)
         assert all(0 <= share <= 1 for share in report.idle())
-    assert told[0] >= 0.0, "known"
-    assert told[1:] == [0.0, 0.0], "one side computes nothing"
+    assert overlaps[0] >= 0.0, "known"
+    assert overlaps[1:] == [0.0, 0.0], "one side computes nothing"
     _, report = bot.offloaded.run([picture], Mode.LOCAL)
     assert math.isnan(report.overlap_s)
 
@@ -226,7 +226,7 @@ def test_a_plan_that_divides_operators_runs_in_turns_with_the_best_undivided_one
     assert "1 measured not faster (1.20)" in bot.runner.state()
 
 
-def test_plans_are_made_with_the_best_undivided_ones_beside_them(bot):
+def test_plans_include_the_best_undivided_ones(bot):
     planned = bot.open(image())
     runner = bot.runner
     costs = (OperatorCost(0.0, 1e-3),) * len(planned.network.located.operators)
@@ -302,12 +302,12 @@ def server_only(located):
     return complete_plan(located, *decide_backward(located, lambda i, r, s: (EMPTY, unite_rows(r, s))))
 
 
-def test_a_killed_server_ends_in_the_local_result(own_server, robot):
-    bot = robot(own_server.address)
+def test_a_killed_server_ends_in_the_local_result(killable_server, robot):
+    bot = robot(killable_server.address)
     planned = bot.open(image())
     install(bot, image(), [server_only(planned.network.located)])
     assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
-    own_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
+    killable_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
     bot.offloaded._lateness = Lateness(TimeoutLimits(first_s=0.3), hedging=False)
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
@@ -315,7 +315,7 @@ def test_a_killed_server_ends_in_the_local_result(own_server, robot):
     with torch.no_grad():
         want = bot.module(image(7))
     assert all(torch.equal(one, other) for one, other in zip(got, want))
-    own_server.stop(signal.SIGKILL)
+    killable_server.stop(signal.SIGKILL)
     until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [image()]) is not None, 60.0)
     got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
@@ -328,20 +328,23 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
     located = planned.network.located
     plan = server_only(located)
     handle = install(bot, image(), [plan]).handle
-    ask = lambda kind, body, *buffers: bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=60.0)  # noqa: E731
+
+    def send_request(kind, body, *buffers):
+        return bot.client.request(kind, {"handle": handle, **body}, buffers, timeout_s=60.0)
+
     if harm == "plan":
         first = plan.server[0]
         narrow = dataclasses.replace(plan, server=(first._replace(high=first.high - 1), *plan.server[1:]))
         with pytest.raises(Exception, match=r"nobody computes|needs rows"):
-            ask("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(61.0)
+            send_request("split_table", {}, json.dumps([narrow.to_json()]).encode()).result(61.0)
     else:
-        begun = ask("split_begin", {"run": 1 << 40, "plan": 0})
-        take = [ask("split_take", {"run": 1 << 40, "transfer": k}) for k, t in enumerate(plan.transfers)
+        begun = send_request("split_begin", {"run": 1 << 40, "plan": 0})
+        take = [send_request("split_take", {"run": 1 << 40, "transfer": k}) for k, t in enumerate(plan.transfers)
                 if t.sender is Side.SERVER][:-1]  # fmt: skip
         rows = {"run": 1 << 40, "transfer": 0, "low": 0, "high": HEIGHT * 99, "tensors": []}
         if harm == "piece":
             rows.update(high=2, tensors=[{"dtype": "uint8", "shape": [1], "payload": {}, "parts": 0}])
-        ask("split_rows", rows)
+        send_request("split_rows", rows)
         with pytest.raises(Exception, match=r"not awaited|do not fit"):
             begun.result(61.0)
         del take
@@ -351,7 +354,7 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
         close_to(got, bot.module(image(2)))
 
 
-def test_plans_are_made_again_for_another_objective_and_meanwhile_it_is_said(robot, server):
+def test_plans_are_remade_for_another_objective_with_a_notice(robot, server):
     made = robot(server.address)
     picture = image()
     made.open(picture)

@@ -17,20 +17,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def told(told_by):
-    return told_by("several_reads_app.py")
+def outputs(outputs_of):
+    return outputs_of("several_reads_app.py")
 
 
 @pytest.mark.parametrize("situation", ["heads", "between", "encoder", "vision"])
-def test_all_of_it_is_divided_and_right(told, situation):
-    found = told[situation]
-    assert found["distance"] <= 1e-12
-    divided = found["after"]["operators_split"] - found["before"]["operators_split"]
-    assert divided >= 3, found["state"]
-    assert found["as_planned"] == divided, "to the last bit what the plan gives in one process"
-    assert found["after"]["owed"] == found["before"]["owed"], "nothing is computed twice"
-    assert found["after"]["failed"] == found["before"]["failed"], found["state"]
+def test_all_of_it_is_divided_and_right(outputs, situation):
+    outcome = outputs[situation]
+    assert outcome["distance"] <= 1e-12
+    divided = outcome["after"]["operators_split"] - outcome["before"]["operators_split"]
+    assert divided >= 3, outcome["state"]
+    assert outcome["as_planned"] == divided, "to the last bit what the plan gives in one process"
+    assert outcome["after"]["owed"] == outcome["before"]["owed"], "nothing is computed twice"
+    assert outcome["after"]["failed"] == outcome["before"]["failed"], outcome["state"]
 
 
-def test_reads_in_another_order_are_right(told):
-    assert told["another order"]["distance"] <= 1e-12
+def test_reads_in_another_order_are_right(outputs):
+    assert outputs["another order"]["distance"] <= 1e-12

@@ -49,12 +49,12 @@ def opened(models, factory="pictures", sequence=None, seed=1):
 
 def results(program):
     sequence = program.sequence
-    found = {number: program.constants[digest] for number, digest in sequence.constants.items()}
-    found.update(zip(sequence.inputs, [PICTURE]))
+    contents = {number: program.constants[digest] for number, digest in sequence.constants.items()}
+    contents.update(zip(sequence.inputs, [PICTURE]))
     with torch.no_grad():
         for operator in sequence.operators:
-            found.update(zip(operator.outputs, make_kernel(operator)(found.__getitem__)))
-    return [found[number] for number in sequence.outputs]
+            contents.update(zip(operator.outputs, make_kernel(operator)(contents.__getitem__)))
+    return [contents[number] for number in sequence.outputs]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def never(*_args, **_others):
 
 @pytest.mark.parametrize("names", [True, False])
 @pytest.mark.parametrize("factory", ["pictures", "listed"])
-def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, monkeypatch, factory, names):
+def test_a_server_that_was_restarted_neither_traces_nor_measures(folder, monkeypatch, factory, names):
     """Whether the robot names its own trace, or has not traced yet."""
     before = opened(started(folder, factory), factory)
     monkeypatch.setattr(tracing, "trace_module", never)
@@ -81,18 +81,18 @@ def test_a_server_that_was_started_again_neither_traces_nor_measures(folder, mon
         assert torch.equal(one, other)
 
 
-def test_the_profile_of_another_machine_is_measured_again(folder, monkeypatch):
+def test_the_profile_of_another_machine_is_remeasured(folder, monkeypatch):
     before = opened(started(folder))
     monkeypatch.setattr(
         split_models, "fingerprint_of", lambda device: {**fingerprint_of(device), "device_name": "another"}
     )
-    found = []
-    monkeypatch.setattr(places, "measure_profile", lambda *args, **named: found.append(args) or quick(*args))
+    measured = []
+    monkeypatch.setattr(places, "measure_profile", lambda *args, **named: measured.append(args) or quick(*args))
     opened(started(folder), sequence=before.profile.sequence)
-    assert len(found) == 1
+    assert len(measured) == 1
 
 
-def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
+def test_another_trace_than_the_robots_is_traced(folder, monkeypatch):
     before = opened(started(folder)).profile.sequence
     traced = []
     monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
@@ -105,7 +105,7 @@ def test_what_is_not_the_robots_own_trace_is_traced(folder, monkeypatch):
     assert len(traced) == 4
 
 
-def test_a_trace_that_was_found_by_the_models_checksum_is_of_that_model_alone(folder, monkeypatch):
+def test_a_trace_cached_by_checksum_belongs_to_that_model_only(folder, monkeypatch):
     before = opened(started(folder))
     traced = []
     monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
@@ -124,64 +124,66 @@ def test_a_trace_that_was_found_by_the_models_checksum_is_of_that_model_alone(fo
     assert len(traced) == 4, "nothing that a file says is a path"
 
 
-def test_a_robot_whose_own_trace_is_another_gets_a_new_one(folder, monkeypatch):
+def test_a_robot_with_another_trace_gets_a_new_one(folder, monkeypatch):
     """The code has changed since, and the weights have not: both sides trace, and neither is held to the old trace."""
     opened(started(folder))
     models, traced = started(folder), []
     assert opened(models).from_cache
     monkeypatch.setattr(tracing, "trace_module", lambda *args: traced.append(args) or trace_module(*args))
-    again = opened(models, sequence="0" * 32)
+    reopened = opened(models, sequence="0" * 32)
     assert len(traced) == 1
-    assert not again.from_cache
-    assert opened(models, sequence="0" * 32) is again
-    assert opened(models) is again
+    assert not reopened.from_cache
+    assert opened(models, sequence="0" * 32) is reopened
+    assert opened(models) is reopened
     assert len(traced) == 1
 
 
 def test_a_damaged_file_costs_a_trace_and_no_more(folder, monkeypatch):
     before = opened(started(folder))
     (path,) = folder.glob("*.split")
-    whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], bytes([whole[0] ^ 1]) + whole[1:]):
+    content = path.read_bytes()
+    for damaged in (b"", content[:100], content[:-1], bytes([content[0] ^ 1]) + content[1:]):
         path.write_bytes(damaged)
-        again = opened(started(folder), sequence=before.profile.sequence)
-        for one, other in zip(results(again.network.program), results(before.network.program)):
+        reopened = opened(started(folder), sequence=before.profile.sequence)
+        for one, other in zip(results(reopened.network.program), results(before.network.program)):
             assert torch.equal(one, other)
     folder.chmod(0o500)
     assert opened(started(folder)).profile is not None
 
 
-def test_a_constant_that_is_no_weight_is_kept_too(tmp_path):
+def test_a_constant_that_is_no_weight_is_cached_too(tmp_path):
     class Shifted(torch.nn.Module):
         def forward(self, image):
             return image.float() + torch.tensor([[1.0], [2.0], [4.0]])[:, :, None]
 
     network = trace_module("shifted", Shifted(), [PICTURE])
-    kept = TraceCache(tmp_path)
+    cache = TraceCache(tmp_path)
     profile = quick(network, 1)
-    kept.save_trace(network.program, profile, Shifted())
-    found = kept.load_trace(profile.sequence, Shifted())
-    assert found is not None
-    assert torch.equal(results(network.program)[0], results(found.trace.program)[0])
+    cache.save_trace(network.program, profile, Shifted())
+    loaded = cache.load_trace(profile.sequence, Shifted())
+    assert loaded is not None
+    assert torch.equal(results(network.program)[0], results(loaded.trace.program)[0])
 
 
-def test_old_profiles_are_not_believed_and_few_are_kept(tmp_path, monkeypatch):
+def test_outdated_profiles_are_ignored_and_few_are_retained(tmp_path, monkeypatch):
     network = trace_module("pictures", split_nets.pictures(1).eval(), [PICTURE])
-    kept, profile = TraceCache(tmp_path), quick(network, 1)
-    kept.save_trace(network.program, profile, None)
-    assert kept.load_profile(profile.sequence) == profile
-    assert kept.load_trace(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
+    cache, profile = TraceCache(tmp_path), quick(network, 1)
+    cache.save_trace(network.program, profile, None)
+    assert cache.load_profile(profile.sequence) == profile
+    assert cache.load_trace(profile.sequence, split_nets.pictures(1)) is None  # the profile alone
     monkeypatch.setattr("edge_offload.server.services.split.trace_cache.PROFILE_S", 0.0)
-    assert kept.load_profile(profile.sequence) is None
+    assert cache.load_profile(profile.sequence) is None
     for number in range(40):
-        kept.save_trace(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
+        cache.save_trace(network.program, dataclasses.replace(profile, sequence=f"{number:032x}"), None)
     assert len(list(tmp_path.iterdir())) == 32
 
 
 @pytest.mark.process
 def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server, robot, monkeypatch):
     """The connection is reset; nothing is traced, measured or planned for the next one."""
-    emulator = Emulator("127.0.0.1:0", server.address[len("tcp://") :], Link.of("fast", Trace.constant(1e8), 1e-3))
+    emulator = Emulator(
+        "127.0.0.1:0", server.address[len("tcp://") :], Link.of("fast", Trace.constant_trace(1e8), 1e-3)
+    )
     with emulator.start():
         bot = robot(emulator.address)
         before = bot.open(PICTURE)
@@ -199,8 +201,8 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
 
 
 def test_a_file_of_the_wrong_kind_is_not_used(tmp_path):
-    kept = TraceCache(tmp_path)
+    cache = TraceCache(tmp_path)
     tmp_path.joinpath(f"{'a' * 32}.split").mkdir()
-    assert kept.load_profile("a" * 32) is None
+    assert cache.load_profile("a" * 32) is None
     with pytest.raises(EdgeOffloadError):
         started(tmp_path).trace_model("no:such", {}, None, [PICTURE], "a" * 32)

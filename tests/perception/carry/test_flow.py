@@ -48,7 +48,7 @@ def test_boxes_and_keypoints_follow_whatever_the_wall_does(vx, vy, growth, wall,
     assert np.abs(after.velocity / 10 - [vx, vy]).max() < 1.0 + 0.1 * max(abs(vx), abs(vy))
 
 
-def test_step_by_step_is_as_all_at_once_and_frames_passed_are_known():
+def test_carrying_step_by_step_equals_one_step_and_lists_passed_frames():
     start = [100.0, 70.0, 140.0, 150.0]
     boxes = [[at(start, (3, 1), 1.0, number)] for number in range(6)]
     once, steps = FlowCarrier(), FlowCarrier()
@@ -64,7 +64,7 @@ def test_step_by_step_is_as_all_at_once_and_frames_passed_are_known():
 
 @settings(max_examples=20)
 @given(st.permutations([3, 8, 9, 10, 11]))
-def test_a_result_may_be_asked_for_in_frames_in_any_order(targets):
+def test_a_result_may_be_requested_in_frames_in_any_order(targets):
     """Frames wait for what comes late while a result is caught up with newer ones, in few hops."""
     start = [100.0, 70.0, 140.0, 150.0]
     carrier = FlowCarrier(FlowConfig(hops=3))
@@ -75,12 +75,12 @@ def test_a_result_may_be_asked_for_in_frames_in_any_order(targets):
         assert moved.box[0] == pytest.approx(start[0] + 3 * number, abs=1.5)
 
 
-def test_two_who_cross_keep_their_ids_and_who_leaves_is_removed():
-    left, right = [60.0, 70.0, 100.0, 150.0], [200.0, 80.0, 240.0, 160.0]
-    paths = [[at(left, (-12, 0), 1.0, number), at(right, (4, 0), 1.0, number)] for number in range(9)]
+def test_two_people_who_cross_preserve_their_ids_and_departed_ones_are_removed():
+    first, right = [60.0, 70.0, 100.0, 150.0], [200.0, 80.0, 240.0, 160.0]
+    paths = [[at(first, (-12, 0), 1.0, number), at(right, (4, 0), 1.0, number)] for number in range(9)]
     carrier = FlowCarrier()
     seen(carrier, paths)
-    result = [person(left, 7), person(right, 9)]
+    result = [person(first, 7), person(right, 9)]
     assert [p.id for p in carrier.carry(result, 0, 2 * FRAME)] == [7, 9]
     assert [p.id for p in carrier.carry(result, 0, 8 * FRAME)] == [9]
 
@@ -107,7 +107,7 @@ def test_somebody_hidden_goes_on_at_their_velocity_whatever_moves_before_them():
     assert after.box[0] == pytest.approx(149.0)
 
 
-def test_a_picture_of_another_size_begins_anew_and_that_is_said():
+def test_a_picture_of_another_size_restarts_the_flow_with_a_notice():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier()
     assert carrier.add_frame(0, picture([start]))
@@ -116,7 +116,7 @@ def test_a_picture_of_another_size_begins_anew_and_that_is_said():
     assert "size" in carrier.degraded
 
 
-def test_stamps_that_go_back_begin_anew_and_a_target_before_the_source_is_refused():
+def test_backward_stamps_restart_the_flow_and_a_target_before_the_source_is_refused():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier()
     carrier.add_frame(5 * FRAME, picture([start]))
@@ -125,7 +125,7 @@ def test_stamps_that_go_back_begin_anew_and_a_target_before_the_source_is_refuse
         carrier.carry([person(start)], 5 * FRAME, FRAME)
 
 
-def test_a_frame_that_is_not_held_any_more_costs_the_flow_not_the_result():
+def test_a_frame_outside_the_ring_costs_the_flow_not_the_result():
     start = [140.0, 70.0, 180.0, 150.0]
     carrier = FlowCarrier(FlowConfig(limit_bytes=3 * SIZE[0] * SIZE[1]))
     for number in range(8):
@@ -160,7 +160,7 @@ def test_what_is_no_picture_is_refused(pixels):
 def test_masked_median_is_numpys(seed):
     random = np.random.default_rng(seed)
     values, mask = random.normal(size=(6, 9, 2)), random.random((6, 9)) < 0.6
-    found = masked_median(values, mask)
+    medians = masked_median(values, mask)
     for row in range(6):
         expected = np.median(values[row][mask[row]], axis=0) if mask[row].any() else [0, 0]
-        assert np.allclose(found[row], expected)
+        assert np.allclose(medians[row], expected)

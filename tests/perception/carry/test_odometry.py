@@ -26,10 +26,10 @@ def grid_of_labels(seed: int) -> np.ndarray:
 
 
 @given(st.integers(0, 99), st.tuples(*[st.integers(-60, 60)] * 2, st.integers(-40, 40)), st.integers(0, 3))
-def test_whole_voxels_and_quarter_turns_are_exact(seed, steps, quarters):
+def test_integer_voxels_and_quarter_turns_are_exact(seed, steps, quarters):
     """A point of the frame of now is at ``shift + R point`` before: the label there is the label now."""
     labels = grid_of_labels(seed)
-    found, inside = move_labels(labels, pose(*(0.2 * step for step in steps), yaw=quarters * np.pi / 2), GRID)
+    moved, inside = move_labels(labels, pose(*(0.2 * step for step in steps), yaw=quarters * np.pi / 2), GRID)
     cos, sin = round(np.cos(quarters * np.pi / 2)), round(np.sin(quarters * np.pi / 2))
     now = np.stack(np.meshgrid(*(np.arange(side) for side in GRID.shape), indexing="ij"), axis=-1)
     half = np.array([24, 24])  # voxels from the corner to the sensor
@@ -40,7 +40,7 @@ def test_whole_voxels_and_quarter_turns_are_exact(seed, steps, quarters):
     within = ((before >= 0) & (before < GRID.shape)).all(axis=-1)
     clipped = np.clip(before, 0, np.array(GRID.shape) - 1)
     expected = np.where(within, labels[tuple(clipped[..., axis] for axis in range(3))], 0)
-    assert (found == expected).all()
+    assert (moved == expected).all()
     assert (inside == ((before[..., :2] >= 0) & (before[..., :2] < GRID.shape[:2])).all(axis=-1)[..., 0]).all()
 
 
@@ -49,8 +49,8 @@ def test_any_motion_puts_a_label_within_a_voxel_of_where_it_belongs(x, y, yaw):
     labels = np.zeros(GRID.shape, dtype=np.uint8)
     labels[20:22, 30:32, 8:12] = 7
     motion = pose(x, y, yaw=yaw)
-    found, _ = move_labels(labels, motion, GRID)
-    before = motion.map_points(GRID.centres(np.argwhere(found == 7)))
+    moved, _ = move_labels(labels, motion, GRID)
+    before = motion.map_points(GRID.centres(np.argwhere(moved == 7)))
     low, high = (
         np.array(GRID.origin) + 0.2 * np.array([20, 30, 8]),
         np.array(GRID.origin) + 0.2 * np.array([22, 32, 12]),
@@ -92,7 +92,7 @@ def test_new_hits_are_full_what_is_seen_through_is_not_and_what_comes_into_view_
     assert carried[10, 10, 1] == 9
 
 
-def test_a_pose_that_comes_late_is_asked_for_when_it_is_needed():
+def test_a_late_pose_is_requested_on_demand():
     poses = {}
     carrier = SceneCarrier(GRID)
     carrier.add_frame(0, sweep(), lambda: poses.get(0))
@@ -126,7 +126,7 @@ def test_who_is_not_seen_through_stays():
         (pose(), pose(yaw=3.0), "jumped"),
     ],
 )
-def test_without_odometry_labels_are_held_and_hits_are_full(first, second, why):
+def test_without_odometry_labels_stay_and_hits_are_full(first, second, why):
     carrier = SceneCarrier(GRID)
     carrier.add_frame(0, sweep(), first)
     hit = (slice(20, 22), slice(20, 22), slice(3, 6))
@@ -139,7 +139,7 @@ def test_without_odometry_labels_are_held_and_hits_are_full(first, second, why):
     assert (carried[hit] > 0).all()
 
 
-def test_a_sweep_that_is_forgotten_is_said_and_one_before_is_refused():
+def test_an_evicted_sweep_is_reported_and_an_earlier_one_refused():
     carrier = SceneCarrier(GRID)
     carrier.add_frame(5 * FRAME, sweep(), pose())
     carrier.add_frame(2 * FRAME, sweep(), pose())
@@ -163,8 +163,8 @@ def test_sight_never_clears_behind_a_hit(seed):
     random = np.random.default_rng(seed)
     hits = (random.random(grid.shape) < 0.03).astype(np.uint8)
     labels = (random.random(grid.shape) < 0.5).astype(np.uint8)
-    gone = (labels > 0) & (LineOfSight(grid).clear_visible(labels, hits) == 0)
-    place, ray = grid.centres(np.argwhere(hits)), grid.centres(np.argwhere(gone))
+    cleared = (labels > 0) & (LineOfSight(grid).clear_visible(labels, hits) == 0)
+    place, ray = grid.centres(np.argwhere(hits)), grid.centres(np.argwhere(cleared))
     if len(ray):
         distance = np.linalg.norm(ray, axis=1)
         # every cleared voxel has a hit further out within three directions' width

@@ -20,11 +20,11 @@ def test_no_frame_too_many_and_none_out_of_order(frames, limit_bytes, limit_fram
         newest = stamp
         assert ring.newest == stamp
         assert ring.get(stamp) == number
-        held = ring.stamps_between(-1, 60)
-        assert held == sorted(set(held))
-        assert len(held) == len(ring) <= limit_frames
+        stamps = ring.stamps_between(-1, 60)
+        assert stamps == sorted(set(stamps))
+        assert len(stamps) == len(ring) <= limit_frames
         assert ring.size <= limit_bytes or len(ring) == 1
-        assert ring.size == sum(frames[ring.get(stamp)][1] for stamp in held)
+        assert ring.size == sum(frames[ring.get(stamp)][1] for stamp in stamps)
 
 
 def test_ten_thousand_frames_take_no_more_than_the_limit():
@@ -36,7 +36,7 @@ def test_ten_thousand_frames_take_no_more_than_the_limit():
     assert peak <= LIMIT_BYTES == 64 << 20
 
 
-def test_what_is_not_there():
+def test_missing_frames_are_reported():
     ring = FrameRing()
     with pytest.raises(BadInput, match="no frame"):
         _ = ring.newest

@@ -13,7 +13,7 @@ model.to(device)
 with torch.no_grad():
     for i in range(4):
         image = torch.rand(3, 160, 200)
-        (found,) = model([image.to(device)])
-        print(i, len(found["boxes"]), found["labels"].cpu().tolist())
-        for box, score in zip(found["boxes"].cpu(), found["scores"].cpu()):
+        (detections,) = model([image.to(device)])
+        print(i, len(detections["boxes"]), detections["labels"].cpu().tolist())
+        for box, score in zip(detections["boxes"].cpu(), detections["scores"].cpu()):
             print("  ", [value.hex() for value in box.tolist()], score.item().hex())

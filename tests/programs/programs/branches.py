@@ -15,5 +15,10 @@ for i in range(14):
     else:
         y = y.abs() * 2
         total -= y.mean(0)
-    kept = y[y[:, 0] > 0.5]
-    print(i, tuple(kept.shape), [v.hex() for v in kept.sum(0).cpu().tolist()], [v.hex() for v in total.cpu().tolist()])
+    selected = y[y[:, 0] > 0.5]
+    print(
+        i,
+        tuple(selected.shape),
+        [v.hex() for v in selected.sum(0).cpu().tolist()],
+        [v.hex() for v in total.cpu().tolist()],
+    )

@@ -130,41 +130,41 @@ if hasattr(torch, "accelerator"):
     ]
 
 for call, expected in ANSWERED:
-    found = call()
-    right = expected is ... or (expected(found) if callable(expected) else found == expected)
-    assert right, (call.__code__.co_firstlineno, found)
+    returned = call()
+    right = expected is ... or (expected(returned) if callable(expected) else returned == expected)
+    assert right, (call.__code__.co_firstlineno, returned)
 for call, name, remedy in REFUSED:
-    said = None
+    message = None
     try:
         call()
     except (RuntimeError, AttributeError) as error:  # hasattr() has to say no: the one that is no RuntimeError
-        said, kind = str(error), type(error)
-    assert said is not None, call.__code__.co_firstlineno
-    assert issubclass(kind, RuntimeError) or "__cuda_array_interface__" in said, said
+        message, kind = str(error), type(error)
+    assert message is not None, call.__code__.co_firstlineno
+    assert issubclass(kind, RuntimeError) or "__cuda_array_interface__" in message, message
     for text in (name, remedy):
-        assert text in said, said
-    assert "\n" not in said, said
+        assert text in message, message
+    assert "\n" not in message, message
 
 # a profile that asks for the device as well: of the CPU's share, and nothing but the profile on stderr
-with tempfile.TemporaryFile() as heard:
+with tempfile.TemporaryFile() as received:
     sys.stderr.flush()
     stderr = os.dup(2)
-    os.dup2(heard.fileno(), 2)
+    os.dup2(received.fileno(), 2)
     try:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as returned:
             y = nn.Linear(3, 3).cuda()(x)
             y.cpu()
     finally:
         os.dup2(stderr, 2)
-    heard.seek(0)
-    said = heard.read().decode().splitlines()
-assert not [line for line in said if "frame #" in line or "Failed" in line], said[:5]
-assert len(said) <= 5, said
-rows = {row.key: row for row in found.key_averages()}
+    received.seek(0)
+    message = received.read().decode().splitlines()
+assert not [line for line in message if "frame #" in line or "Failed" in line], message[:5]
+assert len(message) <= 5, message
+rows = {row.key: row for row in returned.key_averages()}
 assert rows["aten::addmm"].count == 1
 assert rows["aten::addmm"].cpu_time_total > 0
-assert "aten::addmm" in found.key_averages().table(sort_by="self_cpu_time_total")
+assert "aten::addmm" in returned.key_averages().table(sort_by="self_cpu_time_total")
 with tempfile.TemporaryDirectory() as folder:
-    found.export_chrome_trace(f"{folder}/trace.json")
+    returned.export_chrome_trace(f"{folder}/trace.json")
     assert "aten::addmm" in pathlib.Path(folder, "trace.json").read_text()
 print("calls ok")

@@ -26,8 +26,8 @@ def suppress(boxes, scores):
 
 
 def detect(image, threshold):
-    found = network(image)[0].flatten(1).T
-    all_boxes, all_scores = found[:, :4], found[:, 4:].sigmoid()
+    outputs = network(image)[0].flatten(1).T
+    all_boxes, all_scores = outputs[:, :4], outputs[:, 4:].sigmoid()
     boxes, scores, labels = [], [], []
     for label in range(CLASSES):
         score = all_scores[:, label]
@@ -38,11 +38,11 @@ def detect(image, threshold):
         scores.append(score)
         labels.append(torch.full_like(score, label, dtype=torch.int64))
     boxes, scores, labels = torch.cat(boxes), torch.cat(scores), torch.cat(labels)
-    kept = torch.zeros_like(scores, dtype=torch.bool)
+    survivors = torch.zeros_like(scores, dtype=torch.bool)
     for label in torch.unique(labels):
         mine = torch.where(labels == label)[0]
-        kept[mine[suppress(boxes[mine], scores[mine])]] = True
-    chosen = torch.where(kept)[0]
+        survivors[mine[suppress(boxes[mine], scores[mine])]] = True
+    chosen = torch.where(survivors)[0]
     chosen = chosen[scores[chosen].sort(descending=True)[1]][:12]
     return boxes[chosen], scores[chosen], labels[chosen]
 

@@ -44,17 +44,23 @@ def main():
         for seed in range(6):
             generator = random.Random(seed)
             norm = nn.BatchNorm1d(4, momentum=1.0).to(DEVICE)
-            kept = [values(generator, size).to(DEVICE) for size in (4, 4, 4, 4, 5, 0)]
-            kept += [kept[0].clone(), kept[1].view(2, 2).t(), kept[2].half(), kept[3].expand(2, 4), norm.running_mean]
-            said = ""
+            tensors = [values(generator, size).to(DEVICE) for size in (4, 4, 4, 4, 5, 0)]
+            tensors += [
+                tensors[0].clone(),
+                tensors[1].view(2, 2).t(),
+                tensors[2].half(),
+                tensors[3].expand(2, 4),
+                norm.running_mean,
+            ]
+            flags = ""
             for _ in range(60):
                 if generator.random() < 0.15:
-                    write(generator, kept[generator.randrange(4)], norm)
+                    write(generator, tensors[generator.randrange(4)], norm)
                 if generator.random() < 0.1:
-                    kept[6] = values(generator, 4).to(DEVICE)
-                one, other = generator.choice(kept), generator.choice(kept)
-                said += "ny"[torch.equal(one, other)]
-            print(said)
+                    tensors[6] = values(generator, 4).to(DEVICE)
+                one, other = generator.choice(tensors), generator.choice(tensors)
+                flags += "ny"[torch.equal(one, other)]
+            print(flags)
         constants = [torch.full((8,), number // 2).float().to(DEVICE) for number in range(12)]
         torch.zeros(1).to(DEVICE).cpu()
         torch.zeros(1).to(DEVICE)

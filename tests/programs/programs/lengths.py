@@ -35,9 +35,9 @@ class Audio(nn.Module):
         self.first, self.second = nn.Conv1d(1, 8, 10, stride=5), nn.Conv1d(8, 8, 3, stride=2)
 
     def forward(self, length):
-        found = torch.relu(self.first(torch.rand(1, 1, 100 + 16 * length).to(DEVICE)))
-        found = self.second((found - found.mean(-1, keepdim=True)) / (found.std(-1, keepdim=True) + 1e-5))
-        return found.transpose(1, 2).softmax(-1).cpu()
+        encoded = torch.relu(self.first(torch.rand(1, 1, 100 + 16 * length).to(DEVICE)))
+        encoded = self.second((encoded - encoded.mean(-1, keepdim=True)) / (encoded.std(-1, keepdim=True) + 1e-5))
+        return encoded.transpose(1, 2).softmax(-1).cpu()
 
 
 class Image(nn.Module):
@@ -58,13 +58,13 @@ class Graph(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.own, self.message = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.self_weight, self.message = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, length):
         nodes, edges = torch.rand(length, 4).to(DEVICE), torch.randint(0, length, (2, 3 * length)).to(DEVICE)
         for _ in range(2):
             sent = self.message(nodes)[edges[0]]
-            nodes = torch.relu(self.own(nodes)).index_add(0, edges[1], sent)
+            nodes = torch.relu(self.self_weight(nodes)).index_add(0, edges[1], sent)
             if int(edges.max()) >= length:
                 raise ValueError("an edge without a node")
         return nodes.cpu()

@@ -23,14 +23,14 @@ def through_file(value, **options):
 
 
 with torch.no_grad():
-    whole = through_file(net, weights_only=False)
+    module = through_file(net, weights_only=False)
     on_device = copy.deepcopy(net).to(device)
     restored = copy.deepcopy(net).to(device)
     restored.load_state_dict(through_file(on_device.state_dict(), weights_only=True))
     half = copy.deepcopy(on_device).to(torch.bfloat16)
     for _ in range(4):
         x = torch.randn(2, 2, 6, 6)
-        show("whole", whole(x.to(device)))
+        show("whole", module(x.to(device)))
         show("restored", restored(x.to(device)))
         show("copied", copy.deepcopy(restored)(x.to(device)))
         show("half", half(x.to(device).to(torch.bfloat16)))

@@ -12,16 +12,16 @@ ROWS, CLASSES, TURNS = int(sys.argv[1]) if len(sys.argv) > 1 else 60, 5, 3
 
 
 def best_of_each_class(boxes, scores):
-    kept, values, labels = [], [], []
+    survivors, values, labels = [], [], []
     for label in range(1, CLASSES):
         score = scores[:, label]
         above = score > 0.3
         score, box = score[above], boxes[above]
         score, best = score.topk(min(9, score.size(0)))
-        kept.append(box[best])
+        survivors.append(box[best])
         values.append(score)
         labels.append(torch.full_like(score, label, dtype=torch.int64))
-    return torch.cat(kept), torch.cat(values), torch.cat(labels)
+    return torch.cat(survivors), torch.cat(values), torch.cat(labels)
 
 
 def sorted_of_each_class(boxes, scores):
@@ -41,32 +41,32 @@ def near(boxes):
 
 
 def suppressed_class_by_class(boxes, scores):
-    kept = torch.zeros_like(scores[:, 0], dtype=torch.bool)
+    survivors = torch.zeros_like(scores[:, 0], dtype=torch.bool)
     for label in range(CLASSES):
         mine = torch.where(scores.argmax(1) == label)[0]
         order = mine[scores[mine, label].argsort(descending=True)]
         while order.numel() > 0:
-            kept[order[0]] = True
+            survivors[order[0]] = True
             order = order[1:][near(boxes[order])[0, 1:] <= 0.3]
-    return boxes[kept], kept.nonzero()[:, 0]
+    return boxes[survivors], survivors.nonzero()[:, 0]
 
 
 def written_by_mask(boxes, scores):
-    found = torch.zeros_like(scores)
+    written = torch.zeros_like(scores)
     for label in range(CLASSES):
         mask = scores[:, label] > 0.3
-        found[mask, label] = scores[mask, label] * 2
-        found.index_put_((mask.nonzero()[:, 0],), scores[mask], accumulate=True)
-    return (found,)
+        written[mask, label] = scores[mask, label] * 2
+        written.index_put_((mask.nonzero()[:, 0],), scores[mask], accumulate=True)
+    return (written,)
 
 
 def halved_while_many(boxes, scores):
-    left = scores.flatten()
+    values = scores.flatten()
     turns = 0
-    while left.numel() > 8 and left.max().item() - left.min().item() > 0.01:
-        left = left[left > left.median()]
+    while values.numel() > 8 and values.max().item() - values.min().item() > 0.01:
+        values = values[values > values.median()]
         turns += 1
-    return left, torch.full_like(left, turns)
+    return values, torch.full_like(values, turns)
 
 
 def selected_and_added(boxes, scores):
@@ -103,7 +103,7 @@ def split_by_lengths_that_are_read(boxes, scores):
     return tuple(part.mean(0) if len(part) else torch.full_like(boxes[0], -1) for part in parts)
 
 
-def kept_in_place(boxes, scores):
+def compacted_in_place(boxes, scores):
     state, turn = scores.clone(), 0
     while turn < 12:
         weak = state < 0.1
@@ -118,7 +118,7 @@ def kept_in_place(boxes, scores):
 LOOPS = [
     best_of_each_class, sorted_of_each_class, suppressed_class_by_class, written_by_mask, halved_while_many,
     selected_and_added, gathered_by_a_count_that_is_read, counted_per_value, split_by_lengths_that_are_read,
-    kept_in_place,
+    compacted_in_place,
 ]  # fmt: skip
 with torch.no_grad():
     for loop in LOOPS:
@@ -127,6 +127,6 @@ with torch.no_grad():
             boxes = torch.rand(ROWS, 4, generator=generator)
             boxes[:, 2:] += boxes[:, :2]
             scores = torch.randn(ROWS, CLASSES, generator=generator).softmax(-1)
-            found = [item.cpu() for item in loop(boxes.to(device), scores.to(device))]
-            text = [value.hex() for item in found for value in item.flatten().double().tolist()]
-            print(loop.__name__, turn, [tuple(item.shape) for item in found], text)
+            outputs = [item.cpu() for item in loop(boxes.to(device), scores.to(device))]
+            text = [value.hex() for item in outputs for value in item.flatten().double().tolist()]
+            print(loop.__name__, turn, [tuple(item.shape) for item in outputs], text)

@@ -16,35 +16,35 @@ assert x.sum().item() == 3
 def refused(make):
     """It is as on a GPU: the error of a GPU, at once, and nothing else has changed."""
     gc.collect()  # what programs before this one have left in circles
-    held, ooms = cuda.memory_allocated(), cuda.memory_stats()["num_ooms"]
-    said = ""
+    allocated, ooms = cuda.memory_allocated(), cuda.memory_stats()["num_ooms"]
+    message = ""
     try:
         make()
     except cuda.OutOfMemoryError as error:
-        said = str(error)
-    assert said.startswith("CUDA out of memory. "), said
-    assert "\n" not in said
+        message = str(error)
+    assert message.startswith("CUDA out of memory. "), message
+    assert "\n" not in message
     gc.collect()  # an error and the frames of its traceback may hold each other
-    assert cuda.memory_allocated() == held
+    assert cuda.memory_allocated() == allocated
     assert (x + 1).sum().item() == 6
-    return said, cuda.memory_stats()["num_ooms"] - ooms
+    return message, cuda.memory_stats()["num_ooms"] - ooms
 
 
 free, total = cuda.mem_get_info()
 assert free == total - cuda.memory_allocated()
 assert cuda.get_device_properties(0).total_memory == total
 trips = current_installation().recorder.counters.round_trips
-said = ""
+output = ""
 try:
     torch.empty(TIB, device="cuda")
 except cuda.OutOfMemoryError as error:
-    said = str(error)
-assert "4.00 TiB" in said
-assert "free tensors" in said
+    output = str(error)
+assert "4.00 TiB" in output
+assert "free tensors" in output
 assert issubclass(cuda.OutOfMemoryError, RuntimeError)
 assert current_installation().recorder.counters.round_trips == trips, "it is known here"
 column, row = torch.ones(1 << 21, 1, device="cuda"), torch.ones(1, 1 << 21, device="cuda")
-for known in (
+for value in (
     lambda: torch.zeros(TIB, device="cuda"),
     lambda: torch.empty_strided((1 << 20, 1 << 20), (1 << 20, 1), device="cuda"),
     lambda: x.new_empty((TIB,)),
@@ -53,7 +53,7 @@ for known in (
     lambda: x[:1].expand(TIB).clone(),
     lambda: torch.empty(1 << 58, dtype=torch.float64, device="cuda"),
 ):
-    assert refused(known)[1] == 1
+    assert refused(value)[1] == 1
 for compute in (torch.add, torch.matmul, lambda a, b: torch.cdist(a, b.T)):
     for _ in range(2):  # the second time its result is known
         refused(functools.partial(compute, column, row))
@@ -61,16 +61,16 @@ del column, row
 
 # as much as the device has may be had again and again, however the calls travel
 most = int(total * 0.6)
-kept = torch.empty(most, dtype=torch.uint8, device="cuda")
+reserved = torch.empty(most, dtype=torch.uint8, device="cuda")
 refused(lambda: torch.empty(most, dtype=torch.uint8, device="cuda"))
 for _ in range(4):
-    some = kept[:3].fill_(1).sum()
-    del kept
-    kept = torch.empty(most, dtype=torch.uint8, device="cuda")
+    some = reserved[:3].fill_(1).sum()
+    del reserved
+    reserved = torch.empty(most, dtype=torch.uint8, device="cuda")
     assert some.item() == 3
-    del kept
-    kept = torch.empty(most, dtype=torch.uint8, device="cuda")
-del kept
+    del reserved
+    reserved = torch.empty(most, dtype=torch.uint8, device="cuda")
+del reserved
 
 cuda.set_per_process_memory_fraction((cuda.memory_allocated() + (1 << 20)) / total)
 refused(lambda: torch.empty(1 << 20, device="cuda"))

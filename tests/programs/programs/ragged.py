@@ -26,9 +26,9 @@ with torch.no_grad():
         x = torch.rand(2, 5, 3).to(device)
         for net in [*networks, deep]:
             packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
-            padded, found = pad_packed_sequence(net(packed)[0], batch_first=True)
-            print(packed.batch_sizes.device, bits(packed.data), bits(padded), found.tolist())
+            padded, result = pad_packed_sequence(net(packed)[0], batch_first=True)
+            print(packed.batch_sizes.device, bits(packed.data), bits(padded), result.tolist())
         print(bits(pack_sequence([x[0], x[1, :2]]).data))
     pieces = torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)], device=device)
-    for found in (pieces * 2, nn.functional.linear(pieces, torch.ones(2, 3, device=device)), pieces.transpose(1, 2)):
-        print(found.is_nested, bits(found.contiguous().to_padded_tensor(0.0)), [bits(one) for one in found.unbind()])
+    for result in (pieces * 2, nn.functional.linear(pieces, torch.ones(2, 3, device=device)), pieces.transpose(1, 2)):
+        print(result.is_nested, bits(result.contiguous().to_padded_tensor(0.0)), [bits(one) for one in result.unbind()])

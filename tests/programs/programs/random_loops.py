@@ -49,10 +49,10 @@ def do(buffers, call, host, lines):
         flat[2:] = c % 7
         buffers[j] = flat.view(SIZE, SIZE)
     elif name == "mask":
-        kept = x[x[:, c % SIZE] > 0.25]
-        lines.append(tuple(kept.shape))
+        selected = x[x[:, c % SIZE] > 0.25]
+        lines.append(tuple(selected.shape))
         buffers[j] = torch.zeros(SIZE, SIZE, device=device)
-        buffers[j][: len(kept)] = kept
+        buffers[j][: len(selected)] = selected
     elif name == "out":
         torch.sub(x, y, out=buffers[j])
     elif name == "alias":

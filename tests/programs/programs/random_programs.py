@@ -56,9 +56,9 @@ class Program:
         """Every statement of a block."""
         for name, chance, first, second, inner in block:
             a, b = tensors[first % len(tensors)], tensors[second % len(tensors)]
-            found = getattr(self, f"do_{name}")(a, b, chance, inner, tensors, read)
-            if found is not None:
-                tensors.append(found[:60])
+            result = getattr(self, f"do_{name}")(a, b, chance, inner, tensors, read)
+            if result is not None:
+                tensors.append(result[:60])
 
     def do_masked(self, a, b, chance, *_):
         return a[a[:, 0] > 2 * chance - 1]
@@ -123,13 +123,13 @@ class Program:
         self.do(inner[a.shape[0] > 9], tensors, read)
 
     def do_loop(self, a, b, chance, inner, tensors, read):
-        left = a
+        rows = a
         for _ in range(4):
-            left = left[left[:, 3] > left[:, 3].mean()]
-            if left.shape[0] < 2:
+            rows = rows[rows[:, 3] > rows[:, 3].mean()]
+            if rows.shape[0] < 2:
                 break
             self.do(inner[0], tensors, read)
-        return left
+        return rows
 
 
 def main():

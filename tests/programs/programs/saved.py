@@ -27,8 +27,10 @@ with torch.no_grad():
     scripted = torch.jit.script(net)
     loaded = through_file(lambda f: torch.jit.save(scripted, f), lambda f: torch.jit.load(f, map_location=device))
     traced = torch.jit.trace(copy.deepcopy(net).to(device), x.to(device))
-    again = through_file(lambda f: torch.jit.save(traced, f), lambda f: torch.jit.load(f)).to(device)
-    whole = through_file(lambda f: torch.save(net, f), lambda f: torch.load(f, map_location=device, weights_only=False))
+    reloaded = through_file(lambda f: torch.jit.save(traced, f), lambda f: torch.jit.load(f)).to(device)
+    module = through_file(
+        lambda f: torch.save(net, f), lambda f: torch.load(f, map_location=device, weights_only=False)
+    )
     on_device = copy.deepcopy(net).to(device)
     state = through_file(lambda f: torch.save(on_device.state_dict(), f), lambda f: torch.load(f, map_location=device))
     restored = copy.deepcopy(net).to(device)
@@ -38,8 +40,8 @@ with torch.no_grad():
         x = torch.randn(2, 2, 6, 6)
         pinned = x.pin_memory().to(device, non_blocking=True) if device == "cuda" else x
         show("scripted", loaded(pinned))
-        show("traced", again(x.to(device)))
-        show("whole", whole(x.to(device)))
+        show("traced", reloaded(x.to(device)))
+        show("whole", module(x.to(device)))
         show("restored", restored(x.to(device)))
         show("copied", copy.deepcopy(restored)(x.to(device)))
         show("half", half(x.to(device).to(torch.bfloat16)))

@@ -25,16 +25,16 @@ def inference(x, odd):
     near = (rows[order][:, None, 2] - rows[order][None, :, 2]).abs() < 0.2
     if odd == "in place":
         state.neg_()
-    left = (~near.triu(1).any(0)).nonzero()[:, 0]
-    kept = order[left]
-    while kept.numel() > 1:
-        kept = kept[rows[kept, 3] > rows[kept, 3].mean()]
+    remaining = (~near.triu(1).any(0)).nonzero()[:, 0]
+    survivors = order[remaining]
+    while survivors.numel() > 1:
+        survivors = survivors[rows[survivors, 3] > rows[survivors, 3].mean()]
         if odd == "in the loop":
             state.mul_(0.5)
     if odd == "a read":
         print(state[0].item().hex())
-    found = torch.cat((rows[kept], state.sigmoid().expand(kept.numel(), 5)), 1)
-    return (found.double() if odd == "at the end" else found).cpu(), state.cpu()
+    outputs = torch.cat((rows[survivors], state.sigmoid().expand(survivors.numel(), 5)), 1)
+    return (outputs.double() if odd == "at the end" else outputs).cpu(), state.cpu()
 
 
 for i in range(count):

@@ -36,9 +36,9 @@ for _ in range(5):
     torch.mm(coo, y, out=out)
     print(bits(values), bits(into), bits(out), bits(coo + coo), bits(torch.sparse.softmax(coo, 1)), bits(coo.cpu()))
 if device == "cuda":
-    said = ""
+    message = ""
     try:
         coo @ y.cpu()
     except RuntimeError as error:
-        said = str(error)
-    assert "two devices" in said, said
+        message = str(error)
+    assert "two devices" in message, message

@@ -8,10 +8,10 @@ torch.manual_seed(3)
 
 def suppress(boxes, scores, threshold):
     order = scores.argsort(descending=True)
-    keep = []
+    survivors = []
     while order.numel() > 0:
         best = order[0]
-        keep.append(best)
+        survivors.append(best)
         rest = order[1:]
         corner = torch.maximum(boxes[best, :2], boxes[rest, :2])
         other = torch.minimum(boxes[best, 2:], boxes[rest, 2:])
@@ -19,7 +19,7 @@ def suppress(boxes, scores, threshold):
         area = (boxes[:, 2:] - boxes[:, :2]).prod(1)
         overlap = inter / (area[best] + area[rest] - inter)
         order = rest[overlap <= threshold]
-    return torch.stack(keep) if keep else order
+    return torch.stack(survivors) if survivors else order
 
 
 for i in range(4):
@@ -27,5 +27,5 @@ for i in range(4):
     boxes = torch.cat([corner, corner + torch.rand(12, 2)], 1).to(device)
     scores = torch.rand(12).to(device)
     chosen = scores > 0.3
-    kept = suppress(boxes[chosen], scores[chosen], 0.4)
-    print(i, kept.cpu().tolist(), [v.hex() for v in boxes[chosen][kept].cpu().flatten().tolist()])
+    retained = suppress(boxes[chosen], scores[chosen], 0.4)
+    print(i, retained.cpu().tolist(), [v.hex() for v in boxes[chosen][retained].cpu().flatten().tolist()])

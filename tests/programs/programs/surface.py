@@ -69,12 +69,12 @@ scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())).cuda()
 assert scripted(torch.ones(1, 4, device="cuda")).shape == (1, 4)
 assert "cuda:0" in repr(torch.ones(2, device="cuda"))
 torch.cuda.reset_peak_memory_stats()
-held = torch.cuda.memory_allocated()
+allocated = torch.cuda.memory_allocated()
 large = torch.empty(1 << 20, device="cuda")
-assert torch.cuda.memory_allocated() - held == 4 << 20
+assert torch.cuda.memory_allocated() - allocated == 4 << 20
 del large
-assert torch.cuda.memory_allocated() == held
-assert torch.cuda.max_memory_allocated() - held >= 4 << 20
+assert torch.cuda.memory_allocated() == allocated
+assert torch.cuda.max_memory_allocated() - allocated >= 4 << 20
 free, total = torch.cuda.mem_get_info()
 assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
 x.record_stream(torch.cuda.Stream())

@@ -12,11 +12,11 @@ TOKENS = 12
 class Decoder(nn.Module):
     """One layer of attention over keys and values that are kept."""
 
-    def __init__(self, width: int = 16, words: int = 40) -> None:
+    def __init__(self, width: int = 16, vocabulary: int = 40) -> None:
         super().__init__()
-        self.embed = nn.Embedding(words, width)
+        self.embed = nn.Embedding(vocabulary, width)
         self.mix = nn.Linear(width, 3 * width)
-        self.head = nn.Linear(width, words)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, ids, cache):
         query, key, value = self.mix(self.embed(ids)).chunk(3, dim=-1)

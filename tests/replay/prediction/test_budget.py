@@ -126,9 +126,9 @@ def test_an_inference_whose_sizes_follow_from_nothing_costs_no_more_than_its_bud
     assert budget.total > bound, "there was enough to learn for more than one"
 
 
-def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
+def test_lessons_beyond_the_budget_continue_in_later_inferences() -> None:
     def formulas(budget: LearningBudget, turns: int) -> List[Dict[int, Any]]:
-        program, found = Program(budget), []
+        program, formulas_of_turns = Program(budget), []
         for turn in range(turns):
             sizes = (3 + turn, 50 + 3 * turn * turn)
             for form, outcome in ((10, sizes), (11, (7,)), (12, (9,))):
@@ -136,27 +136,29 @@ def test_what_a_budget_does_not_reach_is_learnt_in_later_inferences() -> None:
                 program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 12 else DYNAMIC)
             branches = program.predictor.grow_branches()
             plans = branches.plans if branches is not None else []
-            found.append({plan.signature: plan.node.patches for plan in plans})
-        return found
+            formulas_of_turns.append({plan.signature: plan.node.patches for plan in plans})
+        return formulas_of_turns
 
-    whole = formulas(LearningBudget(units=10**9, busy=standing, clock=standing), 24)
+    unlimited = formulas(LearningBudget(units=10**9, busy=standing, clock=standing), 24)
     small = formulas(LearningBudget(units=600, units_per_step=0, busy=standing, clock=standing), 24)
     tiny = formulas(LearningBudget(units=0, units_per_step=0, busy=standing, clock=standing), 24)
-    assert set(whole[4]) == {10, 11, 12}
-    assert len(small[4]) < len(whole[4])
-    assert small[-1] == whole[-1]
+    assert set(unlimited[4]) == {10, 11, 12}
+    assert len(small[4]) < len(unlimited[4])
+    assert small[-1] == unlimited[-1]
     assert not any(tiny)
 
 
-@pytest.mark.parametrize(("seconds", "elapsed", "left"), [(0.01, 0.0, True), (0.03, 0.0, False), (0.03, 1.0, True),
+@pytest.mark.parametrize(("seconds", "elapsed", "remains"), [(0.01, 0.0, True), (0.03, 0.0, False), (0.03, 1.0, True),
                                                           (0.3, 1.0, False)])  # fmt: skip
-def test_processor_time_counts_beside_an_inferences_own(seconds: float, elapsed: float, left: bool) -> None:
+def test_processor_time_counts_in_addition_to_the_inferences_time(
+    seconds: float, elapsed: float, remains: bool
+) -> None:
     now = {"busy": 5.0, "clock": 7.0}
     budget = LearningBudget(busy=lambda: now["busy"], clock=lambda: now["clock"])
     now["busy"] += 100.0  # what the program does by itself
     with budget:
         now["busy"] += seconds
     now["clock"] += elapsed
-    assert (budget.remaining > 0) is left
+    assert (budget.remaining > 0) is remains
     budget.start_inference()
     assert budget.remaining > 0

@@ -12,7 +12,7 @@ from edge_offload.replay.prediction.cycle import LoggedStep, find_cycle, z_funct
 from edge_offload_research.call_log import Call, Category
 from edge_offload_research.operator_search import operator_sequence_search
 
-UPLOAD, COMPUTE, READ, WHOLE = (
+UPLOAD, COMPUTE, READ, INFERENCE = (
     LoggedStep(number, reads, uploads)
     for number, (reads, uploads) in enumerate([(False, True), (False, False), (True, False), (True, True)])
 )
@@ -32,12 +32,12 @@ def published(log: List[LoggedStep], min_repeats: int) -> Optional[Tuple[int, in
     """What the search over single calls, as published, finds."""
     calls, owners = [], []
     for index, step in enumerate(log):
-        wanted = [(Category.HTOD, step.uploads), (Category.LAUNCH, True), (Category.DTOH, step.reads)]
-        of_step = [Call(category, category.name, step.signature) for category, there in wanted if there]
+        categories = [(Category.HTOD, step.uploads), (Category.LAUNCH, True), (Category.DTOH, step.reads)]
+        of_step = [Call(category, category.name, step.signature) for category, present in categories if present]
         calls += of_step
         owners += [index] * len(of_step)
-    found = operator_sequence_search(calls, min_repeats)
-    members = sorted(set(owners[found.start : found.stop])) if found is not None else []
+    sequence = operator_sequence_search(calls, min_repeats)
+    members = sorted(set(owners[sequence.start : sequence.stop])) if sequence is not None else []
     return (members[0], len(members)) if members else None
 
 
@@ -53,7 +53,7 @@ def test_a_loop_inside_the_network_is_not_the_network() -> None:
 
 
 def test_two_inferences_in_a_row_are_not_one() -> None:
-    assert find_cycle([WHOLE] * 8, 2) == (7, 1)
+    assert find_cycle([INFERENCE] * 8, 2) == (7, 1)
 
 
 def test_one_inference_is_none_yet() -> None:

@@ -45,19 +45,19 @@ class Program:
 
     def expected(self) -> List[int]:
         """Forms along the course, by the first edge each time."""
-        found = self.predictor.grow_branches()
-        if found is None:
+        grown = self.predictor.grow_branches()
+        if grown is None:
             return []
-        index, signatures = found.first[0][1], []
+        index, signatures = grown.first[0][1], []
         while len(signatures) < 12:
-            signatures.append(found.plans[index].signature)
-            if not found.edges[index]:
+            signatures.append(grown.plans[index].signature)
+            if not grown.edges[index]:
                 break
-            index = found.edges[index][0][1]
+            index = grown.edges[index][0][1]
         return signatures
 
 
-def test_an_inference_is_expected_whole_after_it_has_been_seen_twice() -> None:
+def test_an_inference_is_expected_completely_after_two_observations() -> None:
     program = Program()
     for _ in range(3):
         for form in (10, 11, 12, 13):
@@ -65,25 +65,25 @@ def test_an_inference_is_expected_whole_after_it_has_been_seen_twice() -> None:
     assert program.expected() == [10, 11, 12, 13]
 
 
-def test_an_inference_that_comes_as_expected_does_not_ask_for_processor_time() -> None:
-    asked: List[float] = []
+def test_an_expected_inference_needs_no_processor_time() -> None:
+    times: List[float] = []
 
     def busy() -> float:
-        asked.append(0.0)
+        times.append(0.0)
         return 0.0
 
     program = Program(LearningBudget(busy=busy, clock=lambda: 0.0))
     for turn in range(4):
         if turn == 3:
             assert program.expected() == [10, 11, 12, 13]
-            asked.clear()
+            times.clear()
         for form in (10, 11, 12, 13):
             program.step(form, upload=form == 10, confirmed=turn == 3)
-    assert not asked, "a system call for each step, while the frame waits"
+    assert not times, "a system call for each step, while the frame waits"
     assert program.expected() == [10, 11, 12, 13]
 
 
-def test_what_happened_once_is_not_expected_again() -> None:
+def test_a_single_exception_is_not_expected_later() -> None:
     program = Program()
     for kinds, extra in (((0,) * 8, False), ((1, 1), True), ((0,) * 4, False), ((1, 1), False)):
         for kind in kinds:
@@ -101,9 +101,9 @@ def test_a_number_that_was_never_read_before_changes_nothing() -> None:
         program.step(10, kind=(turn % 2,), upload=True)
         program.step(11)
     program.step(10, kind=(-1,), upload=True)
-    found = program.predictor.next_step()
-    assert found is not None
-    assert found.signature == 11
+    grown = program.predictor.next_step()
+    assert grown is not None
+    assert grown.signature == 11
 
 
 def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
@@ -119,24 +119,24 @@ def test_what_a_number_meant_in_another_place_is_not_taken_for_a_rule() -> None:
         program.step(12)
     program.step(6, upload=True)
     program.step(10, kind=(-1,))
-    found = program.predictor.next_step()
-    assert found is not None
-    assert found.signature == 11
+    grown = program.predictor.next_step()
+    assert grown is not None
+    assert grown.signature == 11
 
 
 def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
     program = Program()
     for turns in (3, 2, 5, 4, 2, 3):
         program.step(10, upload=True, reason=DYNAMIC, kind=(2,))
-        for left in range(turns, 0, -1):
-            program.step(20, kind=(2,) if left > 1 else (0,), reason=DYNAMIC)
+        for turn in range(turns, 0, -1):
+            program.step(20, kind=(2,) if turn > 1 else (0,), reason=DYNAMIC)
         program.step(30)
-    found = program.predictor.grow_branches()
-    assert found is not None
-    loops = [index for index, plan in enumerate(found.plans) if plan.signature == 20]
+    grown = program.predictor.grow_branches()
+    assert grown is not None
+    loops = [index for index, plan in enumerate(grown.plans) if plan.signature == 20]
     assert loops
     for index in loops:
-        following = {kind: found.plans[node].signature for kind, node in found.edges[index]}
+        following = {kind: grown.plans[node].signature for kind, node in grown.edges[index]}
         assert following.get((0,), 30) == 30
         assert following.get((2,), 20) == 20
 
@@ -145,9 +145,9 @@ def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:
     program = Program()
     for turn in range(40):
         program.step(10 + turn % 3)
-    found = program.predictor.grow_branches()
-    assert found is not None
-    assert len(found.plans) <= 8
+    grown = program.predictor.grow_branches()
+    assert grown is not None
+    assert len(grown.plans) <= 8
 
 
 def test_what_comes_as_it_was_expected_teaches_nothing() -> None:
@@ -156,15 +156,15 @@ def test_what_comes_as_it_was_expected_teaches_nothing() -> None:
         program.step(10, upload=True)
         program.step(11)
     program.expected()
-    known, spent = program.predictor._version, program.predictor.budget.total
+    version, spent = program.predictor._version, program.predictor.budget.total
     for _ in range(5):
         program.step(10, upload=True)
         program.step(11)
-    assert program.predictor._version == known
+    assert program.predictor._version == version
     assert program.predictor.budget.total - spent == 10 * CONTEXT_UNITS
 
 
-def test_what_the_first_of_several_uploads_was_made_into_is_found_from_each_position_of_the_cycle() -> None:
+def test_the_product_of_the_first_of_several_uploads_is_located_from_each_position_of_the_cycle() -> None:
     program = Program()
     for turn in range(10):
         first = program.base
@@ -188,7 +188,7 @@ def test_an_inference_that_finds_nothing_to_read_is_over_when_something_new_is_u
             program.step(11, kind=(0,), reason=DYNAMIC, live=(first,))
 
 
-def test_an_upload_that_joins_what_was_computed_before_begins_no_inference() -> None:
+def test_an_upload_that_joins_earlier_results_starts_no_inference() -> None:
     program = Program()
     for _ in range(8):
         first = program.base
@@ -198,7 +198,7 @@ def test_an_upload_that_joins_what_was_computed_before_begins_no_inference() -> 
         assert program.predictor.start == first
 
 
-def test_of_inferences_that_are_left_the_beginning_is_expected() -> None:
+def test_of_abandoned_inferences_the_beginning_is_expected() -> None:
     program = Program()
     for turn in range(4):
         program.step(10, upload=True)

@@ -17,24 +17,24 @@ def named(data: bytes) -> NamedBlobs:
     return NamedBlobs(len(data), (digest(data),))
 
 
-def test_what_is_kept_can_be_had_again_and_has_no_name_on_the_disk(tmp_path: pathlib.Path) -> None:
-    kept = UploadCopies(tmp_path / "cache")
+def test_a_stored_copy_can_be_read_back_and_has_no_name_on_the_disk(tmp_path: pathlib.Path) -> None:
+    copies = UploadCopies(tmp_path / "cache")
     uploads = [os.urandom(size) for size in (20_000, 1_000_000, 20_000)]
     for data in (*uploads, *uploads):
-        assert kept.store_upload(named(data), memoryview(data))
-    assert [kept.read_upload(named(data)) for data in reversed(uploads)] == uploads[::-1]
+        assert copies.store_upload(named(data), memoryview(data))
+    assert [copies.read_upload(named(data)) for data in reversed(uploads)] == uploads[::-1]
     assert list((tmp_path / "cache").iterdir()) == []
-    assert kept._file is not None
-    held = os.fstat(kept._file.fileno())
-    assert (held.st_size, held.st_mode & 0o077, held.st_nlink) == (sum(map(len, uploads)), 0, 0)
-    kept.close()
+    assert copies._file is not None
+    status = os.fstat(copies._file.fileno())
+    assert (status.st_size, status.st_mode & 0o077, status.st_nlink) == (sum(map(len, uploads)), 0, 0)
+    copies.close()
 
 
 @pytest.mark.parametrize("how", ["full", "little", "no folder"])
-def test_where_nothing_can_be_kept_that_is_said_once(
+def test_a_disk_that_cannot_store_copies_is_reported_once(
     how: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = UploadCopies(tmp_path / "cache")
+    retained = UploadCopies(tmp_path / "cache")
     if how == "full":
 
         def write(*_: object) -> int:
@@ -46,7 +46,7 @@ def test_where_nothing_can_be_kept_that_is_said_once(
     else:
         (tmp_path / "cache").write_text("in the way")
     for data in (b"a" * 20_000, b"b" * 20_000):
-        assert not kept.store_upload(named(data), memoryview(data))
+        assert not retained.store_upload(named(data), memoryview(data))
     (line,) = capsys.readouterr().err.splitlines()
     assert "no copy of the weights can be kept" in line
     assert "ends if it loses its server for good" in line

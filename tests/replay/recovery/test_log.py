@@ -63,35 +63,35 @@ class Program:
         self.signatures = SignatureTable(self)
         self.session = Device()
         self.next = first
-        self._words: List[Tuple[int, ...]] = []
+        self._codes: List[Tuple[int, ...]] = []
 
     def entry(self, number: int) -> Tuple[str, bytes, Any]:
         return ENTRIES[number]
 
     def words(self, segment: int) -> bytes:
-        return struct.pack(f"<{len(self._words[segment])}I", *self._words[segment])
+        return struct.pack(f"<{len(self._codes[segment])}I", *self._codes[segment])
 
     def do(
-        self, words: Sequence[int], live: Sequence[int] = (), payloads: Sequence[Any] = (), keep: bool = True,
+        self, code: Sequence[int], live: Sequence[int] = (), payloads: Sequence[Any] = (), stores: bool = True,
         failed: bool = False, dead: Sequence[int] = (), seed: int = 0,
     ) -> List[int]:  # fmt: skip
         """Run a segment; the storages that it made and that are not dropped."""
-        self._words.append(tuple(words))
+        self._codes.append(tuple(code))
         uploads = [torch.as_tensor(payload, dtype=torch.float32) for payload in payloads]
-        numbers = struct.pack("<qq", 0, seed) if SEED in words else b""
-        known = tuple(enumerate(live))
-        made = SegmentInvocation(len(self._words) - 1, self.next, known, frozenset(dead), numbers, uploads, READ)
-        calls = calls_in(self._words[-1], lambda number: BoundOperator(*ENTRIES[number][:2], CPU))
-        step = SegmentStep(0, made.base, known, sorted(dead), numbers, [tensor_bytes(payload) for payload in uploads])
+        numbers = struct.pack("<qq", 0, seed) if SEED in code else b""
+        inputs = tuple(enumerate(live))
+        made = SegmentInvocation(len(self._codes) - 1, self.next, inputs, frozenset(dead), numbers, uploads, READ)
+        calls = calls_in(self._codes[-1], lambda number: BoundOperator(*ENTRIES[number][:2], CPU))
+        step = SegmentStep(0, made.base, inputs, sorted(dead), numbers, [tensor_bytes(payload) for payload in uploads])
         self.next += self.session.run(step, segment=Segment.from_calls(calls)).grown
-        self.log.note_segment(made, self.signatures, (lambda _named, _data: True) if keep else None, failed)
+        self.log.note_segment(made, self.signatures, (lambda _named, _data: True) if stores else None, failed)
         return [number for number in range(made.base, self.next) if number - made.base + len(live) not in dead]
 
     def free(self, *storages: int) -> None:
         self.log.free_storages(storages)
         self.session.free(list(storages))
 
-    def again(self, before: Optional[int] = None) -> Tuple[DeviceSession, Set[int]]:
+    def replay_log(self, before: Optional[int] = None) -> Tuple[DeviceSession, Set[int]]:
         """A session that knew nothing, and what is there now."""
         session, restored = Device(), set()
         for message in self.log.restore_messages(self.next if before is None else before, None, restored):
@@ -101,8 +101,8 @@ class Program:
 
     def put_back(self, before: Optional[int] = None) -> Dict[int, List[float]]:
         """What a session that knew nothing has afterwards."""
-        session, restored = self.again(before)
-        return {number: held(session, number) for number in sorted(restored) if number >= 0}
+        session, restored = self.replay_log(before)
+        return {number: read_storage(session, number) for number in sorted(restored) if number >= 0}
 
 
 class Device(DeviceSession):
@@ -122,7 +122,7 @@ class Device(DeviceSession):
             torch.set_rng_state(others)
 
 
-def held(session: DeviceSession, number: int) -> List[float]:
+def read_storage(session: DeviceSession, number: int) -> List[float]:
     return torch.empty(0).set_(session.slots[number].storage).tolist()  # type: ignore[call-overload, no-any-return]
 
 
@@ -150,25 +150,25 @@ def test_the_last_upload_counts(program: Program) -> None:
     assert program.put_back() == {10: [7, 8, 9], 11: [4, 5, 6]}
 
 
-def test_what_was_computed_is_computed_again(program: Program) -> None:
+def test_computed_values_are_recomputed(program: Program) -> None:
     assert program.do((MUL, 0, 1), (10, 11)) == [12]
     program.do((ADD_, 0, 1), (11, 10))
-    wanted = {10: [1, 2, 3], 11: [5, 7, 9], 12: [4, 10, 18]}
-    assert program.put_back() == wanted
+    expected = {10: [1, 2, 3], 11: [5, 7, 9], 12: [4, 10, 18]}
+    assert program.put_back() == expected
     program.do((MUL, 0, 1), (12, 11), dead=[2])
-    assert program.put_back() == wanted
+    assert program.put_back() == expected
     program.free(12, 11)
     assert program.put_back() == {10: [1, 2, 3]}
 
 
-def test_what_was_dropped_is_made_again_for_what_came_of_it_and_dropped_again(program: Program) -> None:
+def test_dropped_values_are_recomputed_for_their_results_and_dropped_later(program: Program) -> None:
     program.do((MUL, 0, 1), (10, 11))
     program.do((MUL, 0, 0), (12,))
     program.free(12, 10)
     assert program.put_back() == {11: [4, 5, 6], 13: [16, 100, 324]}
 
 
-def test_uploads_into_what_was_computed_keep_their_order(program: Program) -> None:
+def test_uploads_into_computed_storages_preserve_their_order(program: Program) -> None:
     program.do((ADD_, 0, 1), (11, 10))
     program.do((UPLOAD, 0), (11,), ([7, 8, 9],))
     program.do((ADD_, 0, 1), (11, 10))
@@ -185,7 +185,7 @@ def test_a_result_of_what_was_uploaded_over_since_is_lost_and_the_upload_is_not(
     assert program.log.is_complete
 
 
-def test_what_is_filled_and_then_read_in_one_segment_is_read_again(program: Program) -> None:
+def test_storages_filled_and_read_in_one_segment_are_reread(program: Program) -> None:
     program.do((UPLOAD, 0, MUL, 0, 1), (10, 11), ([7, 8, 9],))
     assert program.put_back() == {10: [7, 8, 9], 11: [4, 5, 6], 12: [28, 40, 54]}
     program.do((MUL, 0, 1, UPLOAD, 0), (10, 11), ([1, 1, 1],))
@@ -196,11 +196,11 @@ def test_averages_that_an_inference_moves_go_on_moving(program: Program) -> None
     program.do((ALLOC, UPLOAD, 0), (), ([1, 1, 1],))
     for _ in range(3):
         program.free(*program.do((MOVES, 0, 1, 2), (12, 10, 11)))
-    assert str(program.put_back()) == str({number: held(program.session, number) for number in (10, 11, 12)})
+    assert str(program.put_back()) == str({number: read_storage(program.session, number) for number in (10, 11, 12)})
     assert program.put_back()[10] != [1, 2, 3]
 
 
-def test_results_that_the_device_did_not_know_ahead_are_made_again(program: Program) -> None:
+def test_unpredicted_results_are_recomputed(program: Program) -> None:
     assert program.do((MUL, 0, 1, ALLOC, UPLOAD, 3), (10, 11), ([7, 8, 9],)) == [12, 13]
     assert program.do((UNKNOWN, 0, 1, ALLOC, UPLOAD, 3), (10, 11), ([7, 8, 9],)) == [14, 15]
     program.free(14)
@@ -222,15 +222,15 @@ def test_what_failed_is_not_put_back(program: Program) -> None:
 def test_random_generators_go_on_where_they_were(program: Program, seeded: bool) -> None:
     program.do((SEED, DRAW, 0) if seeded else (DRAW, 0), (10,), seed=3)
     program.do((DRAW, 0), (10,))
-    session, restored = program.again()
+    session, restored = program.replay_log()
     assert restored == {10, 11, -1}
-    assert held(session, 10) == held(program.session, 10)
+    assert read_storage(session, 10) == read_storage(program.session, 10)
     for each in (session, program.session):
         each.run(SegmentStep(0, 20, [(0, 11)], [], b"", []), segment=Segment.from_calls([(draw(), (0,))]))
-    assert held(session, 11) == held(program.session, 11)
+    assert read_storage(session, 11) == read_storage(program.session, 11)
 
 
-def test_more_steps_than_are_kept_are_lost_and_a_seed_is_a_new_beginning(
+def test_steps_beyond_the_log_are_lost_and_a_seed_is_a_new_beginning(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery_log, "MAX_SEGMENTS", 100)
@@ -240,7 +240,7 @@ def test_more_steps_than_are_kept_are_lost_and_a_seed_is_a_new_beginning(
     assert program.put_back() == {}
     assert program.log.lost_generators == {-1}
     program.do((SEED,))
-    assert program.again()[1] == {-1}
+    assert program.replay_log()[1] == {-1}
     assert program.log.lost_generators == set()
     assert program.log.lost_storages == 2
 
@@ -249,7 +249,7 @@ KINDS = (ALLOC, UPLOAD, MUL, MUL, UNKNOWN, ADD_, ADD_, DRAW, SEED, "free", "both
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_random_program_goes_on_with_its_own_bits_or_is_told_what_is_lost(
+def test_a_random_program_continues_with_its_bits_or_reports_the_loss(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery_log, "PRUNE_SEGMENTS", 4)
@@ -275,8 +275,10 @@ def test_a_random_program_goes_on_with_its_own_bits_or_is_told_what_is_lost(
             alive += program.do((UPLOAD, 0, MUL, 0, 1), two, (data,))
         elif what == "swap":  # the same with what has just been put there
             (fresh,) = program.do((MUL, 0, 1, ALLOC, UPLOAD, 3), two, (data,), dead=[2])
-            kept = program.do((UPLOAD, 0, MUL, 0, 1) if turn % 2 else (MUL, 0, 1, UPLOAD, 0), (fresh, two[0]), (data,))
-            alive += [fresh, *kept]
+            results = program.do(
+                (UPLOAD, 0, MUL, 0, 1) if turn % 2 else (MUL, 0, 1, UPLOAD, 0), (fresh, two[0]), (data,)
+            )
+            alive += [fresh, *results]
         elif what == "first":  # puts something there, and computes with it
             alive += program.do((MUL, 0, 1, ALLOC, UPLOAD, 3, MUL, 2, 3), two, (data,), dead=[2])
         elif what == DRAW:
@@ -287,31 +289,35 @@ def test_a_random_program_goes_on_with_its_own_bits_or_is_told_what_is_lost(
             alive.remove(two[0])
             program.free(two[0])
         if turn % 7 == 6:
-            session, restored = program.again()
-            kept = {number for number in restored if number >= 0}
-            assert kept <= set(alive)
-            assert len(set(alive) - kept) <= program.log.lost_storages
-            for number in kept:
-                assert held(session, number) == held(program.session, number), f"storage {number} at turn {turn}"
-            restored_in_all += len(kept)
+            session, restored = program.replay_log()
+            results = {number for number in restored if number >= 0}
+            assert results <= set(alive)
+            assert len(set(alive) - results) <= program.log.lost_storages
+            for number in results:
+                assert read_storage(session, number) == read_storage(program.session, number), (
+                    f"storage {number} at turn {turn}"
+                )
+            restored_in_all += len(results)
             if rng.random() < 0.5 and program.log.is_complete:  # and goes on there
                 program.session = session
     assert restored_in_all > 2
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_large_upload_is_remembered_by_its_checksums_where_the_server_keeps_it(program: Program, kept: bool) -> None:
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_large_upload_is_remembered_by_its_checksums_where_the_server_keeps_it(
+    program: Program, stored: bool
+) -> None:
     size = MAX_BLOB_BYTES + 4
     weights = torch.arange(size // 4, dtype=torch.float32)
     alloc = ("edge::alloc", integer(size), None)
     key = b"T" + struct.pack("<BBBqqqqB", 6, 0, 1, size // 4, 1, 0, size, 0)
     key += b"P" + struct.pack("<BBq", 6, 1, size // 4)
     ENTRIES[LARGE_ALLOC:] = [alloc, ("edge::upload", key, None)]
-    program.do((LARGE_ALLOC, LARGE_ALLOC + 1, 0), (), (weights,), keep=kept)
+    program.do((LARGE_ALLOC, LARGE_ALLOC + 1, 0), (), (weights,), stores=stored)
     steps = [step for message in program.log.restore_messages(13) for step in message.steps]
     payloads = [payload for step in steps for payload in step.payloads]
-    found = [payload for payload in payloads if isinstance(payload, NamedBlobs)]
+    named = [payload for payload in payloads if isinstance(payload, NamedBlobs)]
     data = bytes(memoryview(weights.numpy()).cast("B"))
-    wanted = [NamedBlobs(size, (digest(data[:MAX_BLOB_BYTES]), digest(data[MAX_BLOB_BYTES:])))]
-    assert found == (wanted if kept else [])
-    assert data in [bytes(payload) for payload in payloads if not isinstance(payload, NamedBlobs)] or kept
+    expected = [NamedBlobs(size, (digest(data[:MAX_BLOB_BYTES]), digest(data[MAX_BLOB_BYTES:])))]
+    assert named == (expected if stored else [])
+    assert data in [bytes(payload) for payload in payloads if not isinstance(payload, NamedBlobs)] or stored

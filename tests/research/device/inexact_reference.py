@@ -8,8 +8,8 @@ import torch
 
 def inexact(function):
     def larger(*arguments, **named):
-        found = function(*arguments, **named)
-        return torch.nextafter(found, torch.full_like(found, float("inf"))) if found.is_floating_point() else found
+        result = function(*arguments, **named)
+        return torch.nextafter(result, torch.full_like(result, float("inf"))) if result.is_floating_point() else result
 
     return larger
 

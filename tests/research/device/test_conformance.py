@@ -18,7 +18,7 @@ from edge_offload.native import libraries
 from edge_offload_research.device.conformance import report
 from edge_offload_research.device.conformance import run as running
 from edge_offload_research.device.conformance.exclusions import EXCLUSIONS
-from edge_offload_research.device.conformance.judge import compare, laid_out, layout_difference
+from edge_offload_research.device.conformance.judge import compare_results, laid_out, layout_difference
 from edge_offload_research.device.conformance.reference import as_it_lies
 
 pytestmark = pytest.mark.process
@@ -40,16 +40,16 @@ for count, line in enumerate(sys.stdin):
 
 def test_results_are_compared_bit_by_bit() -> None:
     one = torch.tensor([1.0, float("nan")])
-    assert compare(one, one.clone()) == ""
-    assert compare((one, 3), (one.clone(), 3)) == ""
-    assert "1 of 2" in compare(one, torch.nextafter(one, torch.tensor(2.0)))
-    assert "1 of 2" in compare(torch.zeros(2), torch.tensor([0.0, -0.0]))
-    assert "1 of 1" in compare(torch.tensor([float("nan")]), torch.zeros(1))
-    assert "1 of 2" in compare(torch.tensor([1 + 1j]), torch.tensor([1 + 2j]))
-    assert "float64" in compare(one, one.double())
-    assert "(2, 1)" in compare(one, one[:, None])
-    assert "instead of 3" in compare(3, 4)
-    assert "1 results" in compare((one, one), (one,))
+    assert compare_results(one, one.clone()) == ""
+    assert compare_results((one, 3), (one.clone(), 3)) == ""
+    assert "1 of 2" in compare_results(one, torch.nextafter(one, torch.tensor(2.0)))
+    assert "1 of 2" in compare_results(torch.zeros(2), torch.tensor([0.0, -0.0]))
+    assert "1 of 1" in compare_results(torch.tensor([float("nan")]), torch.zeros(1))
+    assert "1 of 2" in compare_results(torch.tensor([1 + 1j]), torch.tensor([1 + 2j]))
+    assert "float64" in compare_results(one, one.double())
+    assert "(2, 1)" in compare_results(one, one[:, None])
+    assert "instead of 3" in compare_results(3, 4)
+    assert "1 results" in compare_results((one, one), (one,))
     assert "strides" in layout_difference(torch.zeros(2, 3), torch.zeros(3, 2).t())
     assert layout_difference(torch.zeros(1, 3), torch.zeros(1, 3).as_strided((1, 3), (7, 1))) == ""
 
@@ -59,7 +59,7 @@ def stub_settings(monkeypatch: pytest.MonkeyPatch) -> running.Settings:
     return running.Settings(["lazy"], timeout_s=60)
 
 
-def test_a_crash_is_judged_again_alone_and_is_wrong_if_it_happens_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_is_repeated_in_a_fresh_process_and_is_wrong_if_it_recurs(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["add", "deadly", "mul", "unlucky", "sub"]
     seen: List[str] = []
     verdicts = running.judge_all(
@@ -95,7 +95,7 @@ def test_the_page_names_what_is_wrong_refused_and_excluded() -> None:
     record = report.record_of(entries, FACTS)
     records.validate("conformance", record)
     assert record["totals"]["lazy"] == dict.fromkeys(("passed", "refused", "wrong", "excluded"), 1)
-    page = report.page(record)
+    page = report.format_page(record)
     assert "- `mul`: because of mul" in page.split("## Wrong")[1].split("##")[0]
     assert "- `sub`: because of sub" in page.split("## Refused")[1].split("##")[0]
     assert f"- `empty`: {EXCLUSIONS['empty']}" in page
@@ -152,16 +152,16 @@ def test_a_result_keeps_its_strides_on_its_way_from_the_reference(tmp_path: path
     drawn = torch.arange(48.0).view(2, 3, 8)
     for tensor in (drawn[1:, ::2, 3:], drawn.transpose(0, 2), drawn[:1].expand(4, 3, 8), drawn[:0], torch.tensor(3)):
         torch.save(as_it_lies(tensor), tmp_path / "tensor.pt")
-        found = torch.load(tmp_path / "tensor.pt", weights_only=True)
-        assert torch.equal(found, tensor)
-        assert lies(found) == lies(tensor)
+        loaded = torch.load(tmp_path / "tensor.pt", weights_only=True)
+        assert torch.equal(loaded, tensor)
+        assert lies(loaded) == lies(tensor)
     conjugated = torch.complex(drawn, drawn).conj()
-    assert compare(conjugated.resolve_conj(), as_it_lies(conjugated)) == ""
+    assert compare_results(conjugated.resolve_conj(), as_it_lies(conjugated)) == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
-def test_without_a_gpu_there_is_no_reference_on_cuda(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_reference_on_cuda_is_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("expecttest")
     assert main(["conformance", "--entries", "add", "--reference", "cuda"]) != 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "reference" in line]
@@ -172,7 +172,7 @@ def test_without_a_gpu_there_is_no_reference_on_cuda(capsys: pytest.CaptureFixtu
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler: the native device cannot be built")
-def test_results_are_compared_with_those_of_a_process_of_its_own(
+def test_results_are_compared_with_those_of_a_separate_process(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ``cuda`` is the virtual device in mode local: no GPU is tested."""
@@ -199,10 +199,10 @@ def test_a_layout_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> N
     assert "no layout 'sideways'" in capsys.readouterr().err
 
 
-def test_tensors_lie_as_a_layout_says() -> None:
+def test_tensors_have_the_strides_of_their_layout() -> None:
     drawn = torch.arange(48.0).view(1, 3, 4, 4)
-    wanted = {"sampled": (48, 16, 4, 1), "channels_last": (48, 1, 12, 3), "transposed": (48, 16, 1, 4)}
-    for layout, strides in {**wanted, "strided": (96, 32, 8, 2)}.items():
-        found = laid_out(drawn, layout)
-        assert torch.equal(found, drawn)
-        assert found.stride() == strides
+    strides_by_layout = {"sampled": (48, 16, 4, 1), "channels_last": (48, 1, 12, 3), "transposed": (48, 16, 1, 4)}
+    for layout, strides in {**strides_by_layout, "strided": (96, 32, 8, 2)}.items():
+        loaded = laid_out(drawn, layout)
+        assert torch.equal(loaded, drawn)
+        assert loaded.stride() == strides

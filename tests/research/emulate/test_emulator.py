@@ -61,7 +61,7 @@ def sink():
 
 @pytest.fixture
 def emulator(sink):
-    link = Link.of("test", Trace.constant(80 * BYTES_PER_MBIT), 0.0)
+    link = Link.of("test", Trace.constant_trace(80 * BYTES_PER_MBIT), 0.0)
     with Emulator("127.0.0.1:0", sink.address, link) as running:
         yield running
 
@@ -72,7 +72,7 @@ def dial(address):
     return sock
 
 
-def took(sock, size, repeat=5, of=min):
+def transfer_s(sock, size, repeat=5, of=min):
     """Least seconds from sending ``size`` bytes to their acknowledgement: a busy machine adds to them."""
     times = []
     for _ in range(repeat):
@@ -85,25 +85,25 @@ def took(sock, size, repeat=5, of=min):
 
 def test_time_goes_with_size_and_against_bandwidth(emulator):
     with dial(emulator.address) as sock:
-        fast = took(sock, 600_000)
-        assert took(sock, 1_200_000) / fast == pytest.approx(2, rel=0.3)
+        fast = transfer_s(sock, 600_000)
+        assert transfer_s(sock, 1_200_000) / fast == pytest.approx(2, rel=0.3)
         emulator.set(mbps=20)
-        assert took(sock, 600_000, repeat=3) / fast == pytest.approx(4, rel=0.3)
+        assert transfer_s(sock, 600_000, repeat=3) / fast == pytest.approx(4, rel=0.3)
 
 
 def test_delay_goes_each_way(emulator):
     with dial(emulator.address) as sock:
         emulator.set(mbps=1000, rtt_s=0.05)
-        both = took(sock, 10, repeat=9)
+        both = transfer_s(sock, 10, repeat=9)
         emulator.set(rtt_s=0.0, direction="up")
-        half = took(sock, 10, repeat=9)
+        half = transfer_s(sock, 10, repeat=9)
         assert both / half == pytest.approx(2, rel=0.3)
 
 
 def test_every_byte_is_counted(emulator, sink):
     with dial(emulator.address) as sock:
         for size in (0, 1, 70_000):
-            took(sock, size, repeat=2)
+            transfer_s(sock, size, repeat=2)
     assert emulator.stats()["bytes_up"] == sink.received == 2 * (3 * 8 + 70_001)
     assert emulator.stats()["bytes_down"] == 6
 
@@ -111,23 +111,23 @@ def test_every_byte_is_counted(emulator, sink):
 def test_many_connections_share_the_link(emulator):
     with dial(emulator.address) as one, dial(emulator.address) as other:
         # one of the two has the link to itself at the end: the least would be that
-        alone = took(one, 400_000, of=statistics.median)
+        single_s = transfer_s(one, 400_000, of=statistics.median)
         times = {}
 
         def run(name, sock):
-            times[name] = took(sock, 400_000, of=statistics.median)
+            times[name] = transfer_s(sock, 400_000, of=statistics.median)
 
         threads = [threading.Thread(target=run, args=pair) for pair in (("one", one), ("other", other))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert times["one"] / alone == pytest.approx(2, rel=0.3)
-        assert times["other"] / alone == pytest.approx(2, rel=0.3)
+        assert times["one"] / single_s == pytest.approx(2, rel=0.3)
+        assert times["other"] / single_s == pytest.approx(2, rel=0.3)
 
 
 @pytest.mark.process
-def test_slow_link_takes_little_into_its_buffers(emulator):
+def test_slow_link_buffers_little(emulator):
     # no hidden queue of seconds: what the sender can push into a dead link is bounded
     emulator.set(mbps=0)
     with dial(emulator.address) as sock:
@@ -147,7 +147,7 @@ def test_slow_link_takes_little_into_its_buffers(emulator):
 
 def test_blackhole_keeps_what_waits(emulator):
     with dial(emulator.address) as sock:
-        took(sock, 10)
+        transfer_s(sock, 10)
         emulator.cut("blackhole")
         sock.sendall((5).to_bytes(8, "big") + b"hello")
         sock.settimeout(0.3)
@@ -161,7 +161,7 @@ def test_blackhole_keeps_what_waits(emulator):
 def test_reset_and_refuse(emulator):
     for how in ("reset", "refuse"):
         with dial(emulator.address) as sock:
-            took(sock, 10, repeat=1)
+            transfer_s(sock, 10, repeat=1)
             emulator.cut(how)
             with pytest.raises(ConnectionResetError):
                 sock.recv(1)
@@ -169,14 +169,14 @@ def test_reset_and_refuse(emulator):
         sock.recv(1)
     emulator.restore()
     with dial(emulator.address) as sock:
-        took(sock, 10, repeat=1)
+        transfer_s(sock, 10, repeat=1)
 
 
-def test_server_that_is_not_there_resets_the_robot():
+def test_missing_server_resets_the_robot():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # and does not listen
         nowhere = f"127.0.0.1:{unused.getsockname()[1]}"
-        emulator = Emulator("127.0.0.1:0", nowhere, Link.of("test", Trace.constant(1e6)))
+        emulator = Emulator("127.0.0.1:0", nowhere, Link.of("test", Trace.constant_trace(1e6)))
         with emulator, pytest.raises(ConnectionResetError), dial(emulator.address) as sock:
             sock.recv(1)
 
@@ -219,7 +219,7 @@ def test_the_command_relays_reports_and_ends_cleanly(sink, tmp_path):
     try:
         about = json.loads(process.stdout.readline())
         with dial(about["listen"]) as sock:
-            took(sock, 10_000, repeat=3)
+            transfer_s(sock, 10_000, repeat=3)
         with Control(about["control"]) as control:
             assert control.do("stats")["bytes_up"] == 3 * 10_008
         process.send_signal(signal.SIGTERM)

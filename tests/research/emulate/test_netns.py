@@ -19,7 +19,7 @@ from edge_offload.link.transport.client import LinkState
 
 pytestmark = pytest.mark.process
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 PATIENCE_S = 30.0
 
 ROBOT = """
@@ -86,12 +86,12 @@ def drop(router, on):
         ip("-n", router, "route", "add" if on else "del", "blackhole", f"{host}/32")
 
 
-class Told:
+class RobotProcess:
     """The robot process and the states that it tells."""
 
     def __init__(self, namespace, address, keys):
-        words = ["ip", "netns", "exec", namespace, sys.executable, "-c", ROBOT, address, str(keys.directory)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-c", ROBOT, address, str(keys.directory)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def until(self, state):
         """When it got there; the lines come as they happen, so this may block for as long as the test may."""
@@ -116,7 +116,7 @@ def load():
 
 
 @pytest.mark.slow
-def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
+def test_offloading_resumes_soon_after_packets_do(namespaces, keys):
     server, router, robot = namespaces
     pair = keys.new_pair("server")
     keys.trust_client("robot", keys.new_pair("client").public)
@@ -127,7 +127,7 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
             "exec",
             server,
             sys.executable,
-            str(HERE.parents[1] / "link" / "echo_server.py"),
+            str(FOLDER.parents[1] / "link" / "echo_server.py"),
             "--bind",
             "tcp://10.77.1.2:5700",
         ],
@@ -136,12 +136,12 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
         text=True,
         env={**os.environ, "EDGE_OFFLOAD_KEYS": str(keys.directory)},
     )
-    told = plain = None
+    robot_process = plain = None
     try:
         assert json.loads(listener.stdout.readline())["address"] == "tcp://10.77.1.2:5700"
         keys.trust_server("10.77.1.2:5700", pair.public)
-        told = Told(robot, "tcp://10.77.1.2:5700", keys)
-        told.until(LinkState.READY)
+        robot_process = RobotProcess(robot, "tcp://10.77.1.2:5700", keys)
+        robot_process.until(LinkState.READY)
         # a connection that is only TCP: what the kernel's retransmissions alone would do in the same outage
         plain = subprocess.Popen(
             ["ip", "netns", "exec", robot, sys.executable, "-c", PLAIN, "10.77.1.2", "5700"],
@@ -154,12 +154,12 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
         drop(router, True)
         plain.stdin.write("send\n")
         plain.stdin.flush()
-        lost = told.until(LinkState.LOST)
+        lost = robot_process.until(LinkState.LOST)
         # long enough for the kernel's own timer to have grown: 12.6 s after the cut it waits 12.8 s more
         time.sleep(max(0.0, cut + 14.0 - time.monotonic()))
         drop(router, False)
         flowing = time.monotonic()
-        back = told.until(LinkState.READY)
+        back = robot_process.until(LinkState.READY)
         by_itself = float(plain.stdout.readline())
         print(f"lost after {lost - cut:.2f} s, back after {back - flowing:.2f} s, by itself {by_itself - flowing:.2f}")
         assert lost - cut < 0.5 * (flowing - cut), "heartbeats stop: the loss is noticed while it lasts"
@@ -170,8 +170,8 @@ def test_offloading_is_back_soon_after_packets_flow_again(namespaces, keys):
             plain.wait()
             plain.stdin.close()
             plain.stdout.close()
-        if told is not None:
-            told.close()
+        if robot_process is not None:
+            robot_process.close()
         listener.kill()
         listener.wait()
         listener.stdin.close()
@@ -211,18 +211,18 @@ def test_a_robot_that_gets_another_address_goes_on_with_its_session(namespaces, 
     run += ["--tally", str(tmp_path / "tally.json"), "--", sys.executable, "-c", PROGRAM]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
-    there = subprocess.Popen(["ip", "netns", "exec", server, *serve], **pipes)
-    here = None
+    server_process = subprocess.Popen(["ip", "netns", "exec", server, *serve], **pipes)
+    robot_process = None
     try:
-        assert there.stdout.readline().startswith("listening on ")
-        here = subprocess.Popen(["ip", "netns", "exec", robot, *run], **pipes)
-        told = []
+        assert server_process.stdout.readline().startswith("listening on ")
+        robot_process = subprocess.Popen(["ip", "netns", "exec", robot, *run], **pipes)
+        lines = []
 
         def until(count):
-            while len(told) < count:
-                line = here.stdout.readline()
+            while len(lines) < count:
+                line = robot_process.stdout.readline()
                 assert line, "the program ended"
-                told.append(line.split())
+                lines.append(line.split())
 
         until(50)
         interface = json.loads(ip("-n", robot, "-j", "addr", "show", "to", ROBOT_HOST).stdout)[0]["ifname"]
@@ -230,23 +230,23 @@ def test_a_robot_that_gets_another_address_goes_on_with_its_session(namespaces, 
         ip("-n", robot, "addr", "add", "10.77.2.3/24", "dev", interface)
         ip("-n", robot, "route", "add", "default", "via", "10.77.2.1")
         changed = time.monotonic()
-        while float(told[-1][1]) < changed + 0.2:
-            until(len(told) + 1)
-        until(len(told) + 50)
+        while float(lines[-1][1]) < changed + 0.2:
+            until(len(lines) + 1)
+        until(len(lines) + 50)
         # communicate() would miss what readline() has read ahead
-        here.stdin.close()
-        said = here.stdout.read().splitlines()
-        told += [line.split() for line in said[:-1]]
-        assert said[-1] == "True", "the weights are what they were"
+        robot_process.stdin.close()
+        last_lines = robot_process.stdout.read().splitlines()
+        lines += [line.split() for line in last_lines[:-1]]
+        assert last_lines[-1] == "True", "the weights are what they were"
     finally:
-        for process in (here, there):
+        for process in (robot_process, server_process):
             if process is not None:
                 process.kill()
                 process.wait()
                 process.stdin.close()
                 process.stdout.close()
-    assert [int(number) for number, _ in told] == list(range(1, len(told) + 1)), "an effect was lost, or came twice"
-    times = [float(moment) for _, moment in told]
+    assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1)), "an effect was lost, or came twice"
+    times = [float(moment) for _, moment in lines]
     pause = max(after - before for before, after in zip(times, times[1:]))
     print(f"nothing came for {pause:.2f} s, load {load():.1f} per core")
     # the product aims at 2 s, which a busy machine cannot show; the kernel by itself would try for minutes

@@ -20,18 +20,18 @@ rates = st.lists(st.sampled_from([0.0, 1.0, 1e3, 1.1625e7]), min_size=1, max_siz
 @settings(max_examples=300, deadline=None)
 def test_finish_is_when_the_bytes_have_passed(rates, start, size):
     trace = Trace(tuple(range(len(rates))), tuple(rates), float(len(rates)))
-    end = trace.finish(start, size)
+    end = trace.finish_time(start, size)
     assert end >= start
     passed = trace.bytes_until(end) - trace.bytes_until(start)
     assert passed == pytest.approx(size, rel=1e-5, abs=max(rates) * 1e-9 * max(1.0, end) + 1e-3)
 
 
 def test_constant_and_outage():
-    assert Trace.constant(1000.0).finish(5.0, 500) == pytest.approx(5.5)
-    assert Trace.constant(0.0).finish(5.0, 1) == float("inf")
+    assert Trace.constant_trace(1000.0).finish_time(5.0, 500) == pytest.approx(5.5)
+    assert Trace.constant_trace(0.0).finish_time(5.0, 1) == float("inf")
     half = Trace((0.0, 1.0), (1000.0, 0.0), 2.0)
-    assert half.finish(0.5, 1000) == pytest.approx(2.5), "half before the outage, half after"
-    assert half.mean() == 500.0
+    assert half.finish_time(0.5, 1000) == pytest.approx(2.5), "half before the outage, half after"
+    assert half.mean_rate() == 500.0
 
 
 @pytest.mark.parametrize(("column", "unit"), [("MBps", 1e6), ("Mbps", 125e3), ("bytes_per_s", 1.0)])
@@ -76,7 +76,7 @@ def test_missing_and_binary_files(tmp_path):
         load_trace(tmp_path / "binary.csv")
 
 
-def test_the_command_makes_the_committed_traces_again(tmp_path):
+def test_the_command_recreates_the_committed_traces(tmp_path):
     assert cli.main(["link", "make-traces", str(tmp_path)]) == 0
     made = sorted(path.name for path in tmp_path.iterdir())
     assert made == sorted(path.name for path in traces.TRACE_DIRECTORY.glob("*.csv"))
@@ -85,7 +85,7 @@ def test_the_command_makes_the_committed_traces_again(tmp_path):
 
 
 def test_named_links_have_the_papers_means():
-    means = {name: named_link(name).up.mean() / BYTES_PER_MBIT for name in named_links()}
+    means = {name: named_link(name).up.mean_rate() / BYTES_PER_MBIT for name in named_links()}
     assert means["wifi_93mbps"] == pytest.approx(93.0)
     assert means["wifi_73mbps"] == pytest.approx(73.0)
     assert means["wifi_indoors"] == pytest.approx(93.0, abs=0.05)
@@ -111,4 +111,4 @@ def test_a_measured_trace_can_be_used():
         pytest.skip("the measured indoor trace is not on this machine")
     trace = load_trace(path)
     assert len(trace.starts_s) > 4000
-    assert 5e6 < trace.mean() < 20e6
+    assert 5e6 < trace.mean_rate() < 20e6

@@ -27,14 +27,14 @@ def test_every_engine_is_listed_with_what_to_install(capsys):
         (["build", "nothing"], "nothing"),
     ],
 )
-def test_what_cannot_be_meant_is_said_in_a_line(arguments, remedy, capsys):
+def test_meaningless_arguments_are_reported_in_one_line(arguments, remedy, capsys):
     assert main(["engines", *arguments]) != 0
-    told = capsys.readouterr().err
-    assert remedy in told
-    assert "Traceback" not in told
+    error = capsys.readouterr().err
+    assert remedy in error
+    assert "Traceback" not in error
 
 
-def test_an_engine_is_compared_with_torch_and_the_report_says_how_far_it_is(engine, tmp_path):
+def test_an_engine_is_compared_with_torch_and_the_difference_reported(engine, tmp_path):
     report = tmp_path / "report.json"
     assert main(["engines", "check", "kapao_vtest", "--engine", engine, "--frames", "4", "--json", str(report)]) == 0
     (row,) = json.loads(report.read_text())["results"][0]["engines"]

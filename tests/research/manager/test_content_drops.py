@@ -40,7 +40,7 @@ def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> 
     )
 
 
-def test_nothing_is_learnt_from_a_feature_that_is_no_number() -> None:
+def test_nothing_is_learned_from_a_feature_that_is_no_number() -> None:
     estimator = ContentDropEstimator(features=["speed"])
     for step in range(20):
         estimator.compared(0.4 * step, 0.4, 0.2, {"speed": step % 3})

@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Tuple
 import pytest
 
 from edge_offload.errors import BadInput
-from edge_offload_research.turn_plans import Plan, Problem, Task, count, plan
+from edge_offload_research.turn_plans import Plan, Problem, Task, count_plans, plan_turns
 
 
 def frames(latencies: Sequence[int], last: Sequence[int], rates: Sequence[float], **more: Any) -> Problem:
@@ -29,12 +29,12 @@ def listing(problem: Problem) -> Iterator[Tuple[List[Tuple[int, str]], float]]:
     """Algorithm 1, word by word: every valid plan, frame by frame, with what it costs."""
     tasks, horizon = problem.tasks, int(problem.horizon_s)
 
-    def go(plan: List[Tuple[int, str]], now: int, held: str, row: int) -> Iterator[List[Tuple[int, str]]]:
+    def go(plan: List[Tuple[int, str]], now: int, last_task: str, row: int) -> Iterator[List[Tuple[int, str]]]:
         if now >= horizon:
             yield plan
             return
         for task in tasks:
-            length = row + 1 if task.name == held else 1
+            length = row + 1 if task.name == last_task else 1
             if problem.max_run is None or len(tasks) == 1 or length <= problem.max_run:
                 yield from go([*plan, (now, task.name)], now + int(task.latency_s), task.name, length)
 
@@ -71,15 +71,15 @@ def test_plan_costs_what_the_best_of_all_listed_plans_costs(seed: int) -> None:
     for _ in range(110):
         problem = some_problem(chance)
         listed = list(listing(problem))
-        found = plan(problem)
-        assert found.cost == pytest.approx(min(cost for _, cost in listed), abs=1e-9), problem
-        assert count(problem) == len(listed), problem
-        (own,) = [cost for offloads, cost in listed if offloads == [tuple(one) for one in found.offloads]]
-        assert own == pytest.approx(found.cost, abs=1e-9)
-        assert found.first == found.offloads[0][1]
+        planned = plan_turns(problem)
+        assert planned.cost == pytest.approx(min(cost for _, cost in listed), abs=1e-9), problem
+        assert count_plans(problem) == len(listed), problem
+        (cost_listed,) = [cost for offloads, cost in listed if offloads == [tuple(one) for one in planned.offloads]]
+        assert cost_listed == pytest.approx(planned.cost, abs=1e-9)
+        assert planned.first == planned.offloads[0][1]
 
 
-def test_own_merge_function_is_minimised_over_all_plans() -> None:
+def test_custom_merge_function_is_minimised_over_all_plans() -> None:
     chance = random.Random(7)
     for _ in range(60):
         problem = some_problem(chance)
@@ -91,10 +91,10 @@ def test_own_merge_function_is_minimised_over_all_plans() -> None:
                 drops = []
                 for task in problem.tasks:
                     usable = [when for when, name in offloads if name == task.name and when + task.latency_s <= frame]
-                    drops.append(task.drop(frame - (max(usable) if usable else task.last_s)))
+                    drops.append(task.drop_at(frame - (max(usable) if usable else task.last_s)))
                 cost += max(drops)
             costs.append(cost)
-        assert plan(worst).cost == pytest.approx(min(costs), abs=1e-9)
+        assert plan_turns(worst).cost == pytest.approx(min(costs), abs=1e-9)
 
 
 def test_example_of_figure_2_5() -> None:
@@ -105,13 +105,13 @@ def test_example_of_figure_2_5() -> None:
     # the plan [2, 0, 1, 0]: min(4 r1, d1), min(5 r1, d1), ... for task 1; 2, 3, 2, 3 frames for task 2
     costs = {"".join(name for _, name in offloads): cost for offloads, cost in listing(problem)}
     assert costs["ba"] == pytest.approx(0.04 + 3 * 0.05 + 0.04 + 0.045 + 0.04 + 0.045)
-    assert plan(problem) == Plan("a", pytest.approx(min(costs.values())), ((0.0, "a"), (2.0, "a")))
-    assert count(problem) == 4
+    assert plan_turns(problem) == Plan("a", pytest.approx(min(costs.values())), ((0.0, "a"), (2.0, "a")))
+    assert count_plans(problem) == 4
 
 
 @pytest.mark.parametrize(("max_run", "plans"), [(None, 135), (3, 88)])
 def test_number_of_plans(max_run: Optional[int], plans: int) -> None:
-    assert count(frames([5, 4], [-9, -4], [1, 1], max_run=max_run)) == plans
+    assert count_plans(frames([5, 4], [-9, -4], [1, 1], max_run=max_run)) == plans
 
 
 def best_period(latencies: Sequence[int], rates: Sequence[float], most: int = 8, max_run: int = 3) -> float:
@@ -122,15 +122,15 @@ def best_period(latencies: Sequence[int], rates: Sequence[float], most: int = 8,
             rows = [len(list(same)) for _, same in itertools.groupby(period * 3)]
             if len(set(period)) < len(rates) or max(rows) > max_run:
                 continue
-            begins = [sum(latencies[k] for k in period[:turn]) for turn in range(length)]
-            whole = sum(latencies[k] for k in period)
+            starts = [sum(latencies[k] for k in period[:turn]) for turn in range(length)]
+            total = sum(latencies[k] for k in period)
             cost = 0.0
             for k, rate in enumerate(rates):
-                own = [begin for turn, begin in zip(period, begins) if turn == k]
-                for begin, after in zip(own, [*own[1:], own[0] + whole]):
+                own_starts = [begin for turn, begin in zip(period, starts) if turn == k]
+                for begin, after in zip(own_starts, [*own_starts[1:], own_starts[0] + total]):
                     gap = after - begin
                     cost += rate * (gap * latencies[k] + gap * (gap - 1) / 2)
-            best = min(best, cost / whole)
+            best = min(best, cost / total)
     return best
 
 
@@ -139,7 +139,7 @@ def long_run(latencies: Sequence[int], rates: Sequence[float], terminal: bool = 
     now, last, run, cost, counted = 0, [-9 - k for k in range(len(rates))], ("", 0), 0.0, 0
     for turn in range(turns):
         problem = frames(latencies, [when - now for when in last], rates, max_run=3, run=run, terminal=terminal)
-        k = "abcdefgh".index(plan(problem).first)
+        k = "abcdefgh".index(plan_turns(problem).first)
         run = ("abcdefgh"[k], run[1] + 1 if run[0] == "abcdefgh"[k] else 1)
         for frame in range(now, now + latencies[k]):
             if turn >= 20:
@@ -167,7 +167,7 @@ def test_terminal_cost_is_what_does_it() -> None:
 def test_a_task_that_loses_nothing_gets_one_turn_in_four() -> None:
     now, last, run, turns = 0, [-9, -10], ("", 0), []
     for _ in range(40):
-        first = plan(
+        first = plan_turns(
             frames((4, 4), [when - now for when in last], (0.0, 0.01), max_run=3, run=run, terminal=True)
         ).first
         turns.append(first)
@@ -183,25 +183,25 @@ def test_times_in_seconds_are_those_of_frames() -> None:
         Task(name, latency, last * interval, rate * 60, interval_s=interval)
         for name, latency, last, rate in (("a", 0.07098, -9, 0.011), ("b", 0.06105, -4, 0.03))
     )
-    found = plan(Problem(tasks, 30 * interval, 3, terminal=False))
-    same = plan(frames([5, 4], [-9, -4], [0.011, 0.03], max_run=3))
-    places = [when / interval for when, _ in found.offloads]
+    planned = plan_turns(Problem(tasks, 30 * interval, 3, terminal=False))
+    same = plan_turns(frames([5, 4], [-9, -4], [0.011, 0.03], max_run=3))
+    places = [when / interval for when, _ in planned.offloads]
     assert places == pytest.approx([round(place) for place in places], abs=1e-5)
     gaps = {"a": 5, "b": 4}
     assert [round(after - before) for before, after in zip(places, places[1:])] == [
-        gaps[name] for _, name in found.offloads[:-1]
+        gaps[name] for _, name in planned.offloads[:-1]
     ]
-    assert found.cost == pytest.approx(same.cost * interval)
+    assert planned.cost == pytest.approx(same.cost * interval)
 
 
-def test_tasks_of_other_rates_wait_for_their_own_frames() -> None:
+def test_tasks_of_other_rates_wait_for_their_frames() -> None:
     fast = Task("fast", 0.25, -0.3, 1.0, interval_s=0.1)
     slow = Task("slow", 0.25, -0.5, 5.0, interval_s=0.5, next_s=0.2)
-    found = plan(Problem((fast, slow), 3.0, 1, terminal=False))
-    for when, name in found.offloads:
+    planned = plan_turns(Problem((fast, slow), 3.0, 1, terminal=False))
+    for when, name in planned.offloads:
         phase = when / 0.1 if name == "fast" else (when - 0.2) / 0.5
         assert phase == pytest.approx(round(phase), abs=1e-6)
-    whens = [when for when, _ in found.offloads]
+    whens = [when for when, _ in planned.offloads]
     assert all(after - before >= 0.25 - 1e-9 for before, after in zip(whens, whens[1:]))
 
 
@@ -217,11 +217,11 @@ def test_tasks_of_any_rates_are_planned(seed: int, terminal: bool) -> None:
             for name in "abc"[: chance.choice([2, 2, 3])]
         )  # fmt: skip
         problem = Problem(tasks, 3.0, chance.choice([None, 1, 3]), terminal=terminal)
-        found = plan(problem)
+        planned = plan_turns(problem)
         latency = {task.name: task.latency_s for task in tasks}
-        ends = [when + latency[name] for when, name in found.offloads]
-        assert all(after >= end - 1e-6 for end, (after, _) in zip(ends, found.offloads[1:]))
-        assert 0 <= found.cost < math.inf
+        ends = [when + latency[name] for when, name in planned.offloads]
+        assert all(after >= end - 1e-6 for end, (after, _) in zip(ends, planned.offloads[1:]))
+        assert 0 <= planned.cost < math.inf
 
 
 def test_two_in_flight_are_never_three() -> None:
@@ -229,24 +229,26 @@ def test_two_in_flight_are_never_three() -> None:
     for _ in range(30):
         one = some_problem(chance)
         two = Problem(one.tasks, one.horizon_s, one.max_run, one.run, terminal=False, in_flight=2)
-        found = plan(two)
-        assert found.cost <= plan(one).cost + 1e-9
+        planned = plan_turns(two)
+        assert planned.cost <= plan_turns(one).cost + 1e-9
         latency = {task.name: task.latency_s for task in two.tasks}
-        for when, _ in found.offloads:
-            under_way = [name for other, name in found.offloads if other <= when < other + latency[name]]
+        for when, _ in planned.offloads:
+            under_way = [name for other, name in planned.offloads if other <= when < other + latency[name]]
             assert len(under_way) <= 2
-        assert len({when for when, _ in found.offloads}) == len(found.offloads)
+        assert len({when for when, _ in planned.offloads}) == len(planned.offloads)
 
 
 def test_an_offload_that_is_under_way_is_waited_for() -> None:
     problem = frames([3, 3], [-4, -5], [0.1, 0.2], horizon_s=12, busy_s=(2.0,))
-    assert plan(problem).offloads[0][0] == 2
+    assert plan_turns(problem).offloads[0][0] == 2
 
 
 def test_four_tasks_are_planned_in_little_more_time_than_two() -> None:
     """Latencies of 4 frames: a listing would compare 4 ** 8 plans; states that are looked at are bounded instead."""
-    assert count(frames([4] * 4, [-5, -7, -9, -11], [1, 2, 3, 0.5])) == 4**8
-    plan(frames([4] * 4, [-5, -7, -9, -11], [0.01, 0.02, 0.03, 0.005], max_run=3, terminal=True), most_states=8000)
+    assert count_plans(frames([4] * 4, [-5, -7, -9, -11], [1, 2, 3, 0.5])) == 4**8
+    plan_turns(
+        frames([4] * 4, [-5, -7, -9, -11], [0.01, 0.02, 0.03, 0.005], max_run=3, terminal=True), most_states=8000
+    )
 
 
 BAD = [
@@ -266,10 +268,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "words"), BAD, ids=[words for _, words in BAD])
-def test_what_cannot_be_meant_is_refused(wrong: Any, words: str) -> None:
+@pytest.mark.parametrize(("wrong", "expected"), BAD, ids=[message for _, message in BAD])
+def test_what_cannot_be_meant_is_refused(wrong: Any, expected: str) -> None:
     facts = {"latencies": [5, 4], "last": [-9, -4], "rates": [1, 1], **wrong}
-    with pytest.raises(BadInput, match=words):
+    with pytest.raises(BadInput, match=expected):
         frames(**facts)
 
 
@@ -283,10 +285,10 @@ def test_equal_names_and_no_tasks_are_refused() -> None:
 
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(BadInput, match="more than 50 states"):
-        plan(frames([2] * 4, [-5, -7, -9, -11], [1, 2, 3, 0.5], terminal=True), most_states=50)
+        plan_turns(frames([2] * 4, [-5, -7, -9, -11], [1, 2, 3, 0.5], terminal=True), most_states=50)
 
 
 def test_a_merge_function_without_sense_is_refused() -> None:
     problem = frames([4, 4], [-5, -6], [0.1, 0.2], merge=lambda drops: math.nan)
     with pytest.raises(BadInput, match="merge function gave nan"):
-        plan(problem)
+        plan_turns(problem)

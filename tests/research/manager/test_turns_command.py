@@ -17,7 +17,7 @@ TASKS = [
 PROBLEM: Dict[str, Any] = {"tasks": TASKS, "horizon": 30, "max_run": None, "run": ["people", 1], "terminal": False}
 
 
-def ask(folder: pathlib.Path, problem: Any, *options: str) -> int:
+def run_command(folder: pathlib.Path, problem: Any, *options: str) -> int:
     """The exit code; an object is written as JSON, a text as it is."""
     path = folder / "problem.json"
     path.write_text(problem if isinstance(problem, str) else json.dumps(problem))
@@ -27,15 +27,15 @@ def ask(folder: pathlib.Path, problem: Any, *options: str) -> int:
 def test_a_problem_is_answered_and_a_list_is_answered_by_a_list(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(tmp_path, PROBLEM, "--json") == 0
+    assert run_command(tmp_path, PROBLEM, "--json") == 0
     one = json.loads(capsys.readouterr().out)
     assert set(one) == {"first", "cost", "offloads"}
     assert one["offloads"][0] == [0, one["first"]]
-    assert ask(tmp_path, [PROBLEM, {**PROBLEM, "horizon": 4}], "--json") == 0
+    assert run_command(tmp_path, [PROBLEM, {**PROBLEM, "horizon": 4}], "--json") == 0
     several = json.loads(capsys.readouterr().out)
     assert several[0] == one
     assert len(several[1]["offloads"]) == 1
-    assert ask(tmp_path, PROBLEM) == 0
+    assert run_command(tmp_path, PROBLEM) == 0
     assert f"{one['first']}'s frame goes next" in capsys.readouterr().out
 
 
@@ -43,9 +43,9 @@ def test_a_problem_is_answered_and_a_list_is_answered_by_a_list(
 def test_plans_are_counted(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], max_run: Any, plans: str
 ) -> None:
-    assert ask(tmp_path, {**PROBLEM, "max_run": max_run, "run": None}, "--count") == 0
+    assert run_command(tmp_path, {**PROBLEM, "max_run": max_run, "run": None}, "--count") == 0
     assert capsys.readouterr().out.strip() == plans
-    assert ask(tmp_path, [{**PROBLEM, "max_run": max_run, "run": None}], "--count", "--json") == 0
+    assert run_command(tmp_path, [{**PROBLEM, "max_run": max_run, "run": None}], "--count", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [int(plans)]
 
 
@@ -54,7 +54,7 @@ def without(key: str) -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("problem", "words"),
+    ("problem", "message"),
     [
         ("{", "no JSON"),
         ("3", "the problem is 3"),
@@ -73,10 +73,10 @@ def without(key: str) -> Dict[str, Any]:
     ],
 )
 def test_what_cannot_be_meant_is_one_line(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], problem: Any, words: str
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], problem: Any, message: str
 ) -> None:
-    assert ask(tmp_path, problem, "--json") == 1
-    said = capsys.readouterr()
-    assert not said.out
-    assert words in said.err
-    assert said.err.count("\n") == 1
+    assert run_command(tmp_path, problem, "--json") == 1
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert message in captured.err
+    assert captured.err.count("\n") == 1

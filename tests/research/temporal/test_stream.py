@@ -86,7 +86,7 @@ def test_a_camera_that_reuses_its_buffer_spoils_nothing():
 
 
 @pytest.mark.process
-def test_restarted_receiver_says_so_and_the_sender_recovers():
+def test_restarted_receiver_is_reported_and_the_sender_recovers():
     sender, receiver = SendStream(), ReceiveStream()
     frames = walk(4)
     deliver(sender, receiver, sender.encode(frames[0]))
@@ -97,9 +97,9 @@ def test_restarted_receiver_says_so_and_the_sender_recovers():
     assert "without a reference" in missing.value.remedy
     sender.reference_missing(missing.value.session)
     np.testing.assert_array_equal(deliver(sender, receiver, sender.encode(frames[1], "temporal+zstd")), frames[1])
-    again = sender.encode(frames[2], "temporal+zstd")
-    assert again.descriptor["codec"] == "temporal+zstd"
-    np.testing.assert_array_equal(deliver(sender, receiver, again), frames[2])
+    resent = sender.encode(frames[2], "temporal+zstd")
+    assert resent.descriptor["codec"] == "temporal+zstd"
+    np.testing.assert_array_equal(deliver(sender, receiver, resent), frames[2])
 
 
 def test_acknowledgements_of_an_earlier_life_are_ignored():
@@ -263,10 +263,10 @@ def test_any_history_of_losses_and_restarts(seed, loss, ring):
                 np.testing.assert_array_equal(receiver.decode(descriptor, buffers), sent)
             except ReferenceMissing as missing:
                 origin.reference_missing(missing.session)
-                again = origin.encode(sent, "temporal+zstd")
-                assert "ref" not in again.descriptor["stream"]
-                np.testing.assert_array_equal(receiver.decode(again.descriptor, again.buffers), sent)
-                descriptor = again.descriptor
+                resent = origin.encode(sent, "temporal+zstd")
+                assert "ref" not in resent.descriptor["stream"]
+                np.testing.assert_array_equal(receiver.decode(resent.descriptor, resent.buffers), sent)
+                descriptor = resent.descriptor
             downlink.append(receiver.acknowledgement(descriptor))
         while downlink and rng.random() < 0.7:
             note = downlink.pop(0)

@@ -18,12 +18,12 @@ BATCHES = 3
 
 def uploads(network, batches):
     """Numbers of tensors that reach the device while runners for batches of up to ``batches`` are made."""
-    real, found = torch.Tensor.to, []
+    real, sizes = torch.Tensor.to, []
 
     def to(self, *args, **kwargs):
         moved = real(self, *args, **kwargs)
         if moved.device.type == "cuda" and self.device.type == "cpu":
-            found.append(self.numel())
+            sizes.append(self.numel())
         return moved
 
     torch.Tensor.to = to
@@ -32,20 +32,20 @@ def uploads(network, batches):
             network.runner_for(batch)
     finally:
         torch.Tensor.to = real
-    return found
+    return sizes
 
 
 def through(of, cuts, batch, frames):
     """Bytes of all that passes: behind each of two stages."""
     parts = ((1, 0, 2), (1, 2, cuts.block_count))
     arrays = [parcels.pack_tensor(each) for each in frames[:batch]]
-    found = []
+    packed = []
     for part in parts:
         of.prepare(part, batch)
         seconds, arrays = of.run(part, batch, arrays)
         assert seconds > 0
-        found.append([(dtype, shape, order, raw.tobytes()) for dtype, shape, order, raw in arrays])
-    return found
+        packed.append([(dtype, shape, order, raw.tobytes()) for dtype, shape, order, raw in arrays])
+    return packed
 
 
 def main():
@@ -74,7 +74,7 @@ def main():
         (outputs,) = stages.StageRunner(each, bounds, 0, 1).run(1, [parcels.pack_tensor(picture[0][0])])
         read.append(outputs[3].tobytes())
     facts = on_gpu.fingerprint()
-    told = {
+    reported = {
         "equal": [
             through(on_cpu, cuts, batch, frames) == through(on_gpu, cuts, batch, frames)
             for batch in range(1, BATCHES + 1)
@@ -86,7 +86,7 @@ def main():
         "read out": read[0] == read[1], "parameters on": parted.network[0].weight.device.type,
         "label": accelerators.label("cuda"),
     }  # fmt: skip
-    print(json.dumps(told), flush=True)
+    print(json.dumps(reported), flush=True)
     current_installation().native.lose()
     on_gpu.run((1, 0, 2), 1, [parcels.pack_tensor(frames[0])])
 

@@ -27,8 +27,8 @@ def in_time(plan: PoolPlan, demand: Demand, cluster: Cluster, load: float, seed:
 
 def close_ones(source: random.Random, count: int) -> List[Tuple[Demand, Cluster, PoolPlan, PoolPlan]]:
     """Networks that promise little more in stages than undivided."""
-    found: List[Tuple[Demand, Cluster, PoolPlan, PoolPlan]] = []
-    while len(found) < count:
+    pairs: List[Tuple[Demand, Cluster, PoolPlan, PoolPlan]] = []
+    while len(pairs) < count:
         cluster = Cluster({"H": 6, "L": 12}, 1.25e9, {"H": 4, "L": 2}, 0.8)
         demand = a_demand(source, a_network(source, "a", ("H", "L"), 5, 4, 1))
         try:
@@ -36,8 +36,8 @@ def close_ones(source: random.Random, count: int) -> List[Tuple[Demand, Cluster,
         except BadInput:
             continue
         if 1.0 < best.objective / undivided.objective < choose.CLOSE:
-            found.append((demand, cluster, best, undivided))
-    return found
+            pairs.append((demand, cluster, best, undivided))
+    return pairs
 
 
 def test_what_is_taken_answers_as_much_in_time_as_either_plan_with_other_arrivals() -> None:
@@ -55,7 +55,7 @@ def test_what_is_taken_answers_as_much_in_time_as_either_plan_with_other_arrival
     assert 2 <= passed_over <= 8
 
 
-def test_one_that_promises_far_more_or_that_alone_is_fast_enough_is_taken_untried(
+def test_a_far_better_or_sufficient_plan_is_chosen_untried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(simulate, "simulate_load", lambda *_: pytest.fail("there is nothing to try"))

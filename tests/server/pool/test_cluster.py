@@ -68,7 +68,7 @@ def test_an_old_ray_and_none_are_refused(monkeypatch):
 
 
 @pytest.mark.unit
-def test_the_token_is_private_and_asked_for_always(tmp_path):
+def test_the_token_is_private_and_always_required(tmp_path):
     folder = tmp_path / "pool"
     with pytest.raises(BadInput, match="no token"):
         cluster.make_environment(folder)
@@ -113,39 +113,41 @@ def test_each_machine_has_a_certificate_of_the_pools_authority(tmp_path, monkeyp
     certificates.prepare_certificates(head, True)
     assert cluster.make_environment(head, {})["RAY_USE_TLS"] == "1"
     assert all((head / name).stat().st_mode & 0o777 == 0o600 for name in certificates.FILES)
-    kept = (head / "tls.crt").read_bytes()
+    before = (head / "tls.crt").read_bytes()
     certificates.prepare_certificates(head, True)
-    assert (head / "tls.crt").read_bytes() == kept
+    assert (head / "tls.crt").read_bytes() == before
     shutil.copytree(head, member)
     monkeypatch.setattr(certificates, "list_addresses", lambda: {"198.51.100.7", "127.0.0.1"})
     certificates.prepare_certificates(member, False)
-    own = x509.load_pem_x509_certificate((member / "tls.crt").read_bytes())
-    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    certificate = x509.load_pem_x509_certificate((member / "tls.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {str(each) for each in names.get_values_for_type(x509.IPAddress)} == {"198.51.100.7", "127.0.0.1"}
     authority = x509.load_pem_x509_certificate((member / "ca.crt").read_bytes())
     ec = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ec")
-    authority.public_key().verify(own.signature, own.tbs_certificate_bytes, ec.ECDSA(own.signature_hash_algorithm))
+    authority.public_key().verify(
+        certificate.signature, certificate.tbs_certificate_bytes, ec.ECDSA(certificate.signature_hash_algorithm)
+    )
     (member / "ca.key").chmod(0o640)
     with pytest.raises(BadInput, match="others can read"):
         certificates.prepare_certificates(member, False)
 
 
 @pytest.mark.unit
-def test_members_of_another_release_are_told_apart(monkeypatch):
+def test_workers_of_another_release_are_reported_with_both_versions(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: {"ray": "2.60.0"}.get(name, "0.1.0"))
-    own = cluster.list_versions()
-    assert cluster.explain_difference(own) == ""
-    assert "ray 2.59.0, and here is 2.60.0" in cluster.explain_difference({**own, "ray": "2.59.0"})
-    assert "edge_offload 0.0.9" in cluster.explain_difference({**own, "edge_offload": "0.0.9"})
+    versions = cluster.list_versions()
+    assert cluster.explain_difference(versions) == ""
+    assert "ray 2.59.0, and here is 2.60.0" in cluster.explain_difference({**versions, "ray": "2.59.0"})
+    assert "edge_offload 0.0.9" in cluster.explain_difference({**versions, "edge_offload": "0.0.9"})
     assert "python of another release" in cluster.explain_difference({"edge_offload": "0.1.0"})
 
 
 @pytest.mark.unit
-def test_drivers_of_one_pool_have_different_gpus_and_take_those_of_one_that_is_gone():
+def test_drivers_of_one_pool_have_different_gpus_and_inherit_those_of_a_lost_one():
     seats = [(f"n{node}", gpu, number, 0) for node, gpu in enumerate(("L4", "P4", "P4")) for number in range(3)]
     others = DriverBeats("b")
     assert others.live_drivers({"a": b"1", "b": b"1"}, 0.0) == ["a", "b"]
-    parts = [share_seats(seats, own, ("a", "b")) for own in ("a", "b")]
+    parts = [share_seats(seats, driver, ("a", "b")) for driver in ("a", "b")]
     assert sorted([*parts[0], *parts[1]]) == sorted(seats)
     assert {seat[1] for seat in parts[1]} == {"L4", "P4"}
     assert others.live_drivers({"a": b"2", "b": b"2"}, 3.0) == ["a", "b"]
@@ -172,19 +174,19 @@ def test_a_second_head_on_a_port_is_refused(tmp_path):
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("full", "said"), [("/tmp", "sockets and logs need.*make room"), ("/dev/shm", "says 256.*smaller --store-mb")]
+    ("full", "message"), [("/tmp", "sockets and logs need.*make room"), ("/dev/shm", "says 256.*smaller --store-mb")]
 )
-def test_full_disks_are_told_before_ray_begins(full, said, monkeypatch):
+def test_full_disks_are_reported_before_ray_starts(full, message, monkeypatch):
     free = {place: (1 << 20 if place == full else 1 << 40) for place in ("/tmp", "/dev/shm")}
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=free[place]))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         cluster.check_room(256)
     free[full] = 1 << 40
     cluster.check_room(256)
 
 
 @pytest.mark.unit
-def test_a_full_object_store_is_told_with_the_remedy():
+def test_a_full_object_store_is_reported_with_the_remedy():
     full = RuntimeError("ray::Member.run()\nray.exceptions.ObjectStoreFullError: Failed to put object")
     assert "larger --store-mb (" in cluster.explain_failure(full)
     no_disk = RuntimeError("ray::Member.run()\nray.exceptions.OutOfDiskError: Local disk is full")
@@ -193,7 +195,7 @@ def test_a_full_object_store_is_told_with_the_remedy():
 
 
 @pytest.mark.unit
-def test_clocks_that_are_apart_are_told_before_tls_fails(tmp_path, monkeypatch):
+def test_differing_clocks_are_reported_before_tls_fails(tmp_path, monkeypatch):
     pytest.importorskip("cryptography")
     cluster.make_token(tmp_path)
     certificates.prepare_certificates(tmp_path, True)
@@ -209,7 +211,7 @@ def test_clocks_that_are_apart_are_told_before_tls_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.unit
-def test_members_with_other_weights_or_without_the_network_say_so(tmp_path, monkeypatch):
+def test_workers_with_other_weights_or_without_the_network_are_reported(tmp_path, monkeypatch):
     model = {"name": CHAIN, "options": {}, "state_hash": "0" * 64, "cuts": {}}
     monkeypatch.delenv(member.TABLE, raising=False)
     with pytest.raises(BadInput, match=r"other weights of.*same weights everywhere"):
@@ -222,31 +224,31 @@ def test_members_with_other_weights_or_without_the_network_say_so(tmp_path, monk
 
 
 @pytest.mark.unit
-def test_a_member_says_that_it_is_there_only_if_its_machines_store_is(monkeypatch):
-    asked = member.Member.__new__(member.Member)
-    kept: List[Any] = []
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, put=kept.append))
-    assert asked.ready() == os.getpid()
-    assert len(kept) == 1, "a member whose store is gone ends here"
+def test_a_worker_is_ready_only_if_the_store_of_its_machine_is(monkeypatch):
+    worker = member.Member.__new__(member.Member)
+    stored: List[Any] = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True, put=stored.append))
+    assert worker.ready() == os.getpid()
+    assert len(stored) == 1, "a member whose store is gone ends here"
 
 
 @pytest.mark.unit
-def test_a_class_that_the_profile_lacks_is_told_with_those_that_it_has():
+def test_a_class_that_the_profile_lacks_is_reported_with_those_that_it_has():
     assert "no class P4, but H, L" in gateway._explain_unknown("P4", {"L": 1, "H": 1})
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (("--gpus", "0"), "--gpus is 1 to 1024"),
         (("--store-mb", "1"), "--store-mb at least 80"),
         (("--times", "0"), "--times is a positive number"),
     ],
 )
-def test_what_no_machine_brings_in_is_one_line(given, said, capsys):
+def test_what_no_machine_brings_in_is_one_line(given, message, capsys):
     assert main(["pool", "join", "127.0.0.1:9", "--class", "L4", *given]) != 0
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.unit
@@ -333,12 +335,12 @@ class Cluster:
         head = ["head", "--host", host, "--port", self.address.split(":")[1], "--store-mb", "80"]
         self.head = self.begin([*head, "--pool-keys", str(self.keys)], "pool on port")
 
-    def begin(self, command: List[str], says: str, launcher: Sequence[str] = ()) -> Any:
+    def begin(self, command: List[str], first_line: str, launcher: Sequence[str] = ()) -> Any:
         process = subprocess.Popen([*launcher, *CLI, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         self._started.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith(says), line
+        assert line.startswith(first_line), line
         return process
 
     def join(self, gpu: str, *more: str, launcher: Sequence[str] = ()) -> Any:
@@ -375,10 +377,10 @@ def test_a_pool_serves_robots_and_outlives_a_member(pool, tmp_path, monkeypatch)
     with OffloadServer(compute=CPU, models=Models([CHAIN]), keys=KeyStore(keys), gpus=settings) as server:
         bot = Bot(server.address, keys)
 
-        def there() -> int:
+        def count_workers() -> int:
             return sum(stage["workers_there"] for stage in server.gpus.get("stages", []))
 
-        until(lambda: there() >= 2, 120, lambda: str(server.gpus))
+        until(lambda: count_workers() >= 2, 120, lambda: str(server.gpus))
         for seed in range(10):
             outputs, report = bot.run(seed)
             assert (report.mode, report.engine[:10]) == (Mode.SERVER, "eager pool"), report.fallback_reason
@@ -443,11 +445,11 @@ def test_a_member_that_waits_for_tensors_goes_on_with_what_is_behind(pool, tmp_p
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(240)
-def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(tmp_path, monkeypatch):
+def test_an_allocation_refused_by_the_object_store_is_reported_to_the_robot_with_the_remedy(tmp_path, monkeypatch):
     """Two stages, of which the first passes more than a store of 80 MB holds; there is no room on the disk either."""
     network = a_network(random.Random(0), CHAIN, ("H", "L"), 2, 1, 1)
-    takes = {"H": [[1e-3], [1.0]], "L": [[1.0], [1e-3]]}
-    tables = {gpu: {1: np.array(each)} for gpu, each in takes.items()}
+    seconds = {"H": [[1e-3], [1.0]], "L": [[1.0], [1e-3]]}
+    tables = {gpu: {1: np.array(each)} for gpu, each in seconds.items()}
     profile.save_profiles(
         tmp_path / "profiles", {CHAIN: replace(network, latency_s=tables, cut_bytes=np.array([100e6]))}
     )
@@ -458,7 +460,7 @@ def test_what_a_full_object_store_refuses_is_told_to_the_robot_with_the_remedy(t
     with contextlib.ExitStack() as stack:
         pool = Cluster(tmp_path)
         stack.callback(pool.close)
-        for gpu in takes:
+        for gpu in seconds:
             pool.join(gpu, "--emulated", str(tmp_path / "profiles"))
         settings = PoolSettings(pool.address, "", CHAIN, 20.0, str(tmp_path / "profiles"), str(pool.keys))
         keys = tmp_path / "keys"
@@ -524,7 +526,7 @@ class Link:
         number = os.getpid() % 250
         self.near, far, self._name, device = f"10.78.{number}.1", f"10.78.{number}.2", f"eot{os.getpid()}", "eot0"
         self._device = f"eot{os.getpid()}"[:14]
-        for words in (
+        for arguments in (
             f"netns add {self._name}",
             f"link add {self._device} type veth peer name {device} netns {self._name}",
             f"addr add {self.near}/24 dev {self._device}",
@@ -533,12 +535,12 @@ class Link:
             f"-n {self._name} link set {device} up",
             f"-n {self._name} link set lo up",
         ):
-            if shutil.which("ip") is None or self._ip(words).returncode != 0:
+            if shutil.which("ip") is None or self._ip(arguments).returncode != 0:
                 self.close()
                 pytest.skip("no network namespace can be made here (ip netns, as root)")
 
-    def _ip(self, words: str, *command: str) -> Any:
-        return subprocess.run(["ip", *words.split(), *command], capture_output=True, text=True, env=ENVIRONMENT)
+    def _ip(self, arguments: str, *command: str) -> Any:
+        return subprocess.run(["ip", *arguments.split(), *command], capture_output=True, text=True, env=ENVIRONMENT)
 
     def speaks_plainly(self, port: int) -> str:
         """The first byte (hexadecimal) of what the head answers there to who asks by HTTP/2 without TLS."""
@@ -564,11 +566,11 @@ class Link:
 @pytest.mark.timeout(240)
 def test_nothing_of_a_head_that_is_killed_stays(tmp_path):
     made = Cluster(tmp_path)
-    began = psutil.Process(made.head.pid).children(recursive=True)
-    assert any("gcs_server" in " ".join(each.cmdline()) for each in began)
+    children = psutil.Process(made.head.pid).children(recursive=True)
+    assert any("gcs_server" in " ".join(each.cmdline()) for each in children)
     made.head.kill()
     made.head.wait()
-    _, alive = psutil.wait_procs(began, timeout=60)
+    _, alive = psutil.wait_procs(children, timeout=60)
     for each in alive:
         each.kill()
     assert not alive

@@ -30,7 +30,7 @@ def gpus(count: int, model: str = "cuda-L4") -> list:
 
 
 @pytest.fixture(scope="module")
-def told() -> SimpleNamespace:
+def outputs() -> SimpleNamespace:
     environment = {**ENVIRONMENT, "EDGE_OFFLOAD_ASYNC": "1"}
     command = [*LAUNCHER, sys.executable, str(APP)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
@@ -41,47 +41,47 @@ def told() -> SimpleNamespace:
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_member_on_cuda_gives_the_bits_of_one_on_the_cpu(told):
-    assert told.where == ["cpu", "cuda:0"], "GPU 1 of a machine with cpu,cuda:0"
-    assert told.equal == [True] * 3, "batches of 1 to 3, behind each of two stages"
-    assert (told.device, told.tf32) == ("cuda", False)
+def test_a_member_on_cuda_gives_the_bits_of_one_on_the_cpu(outputs):
+    assert outputs.where == ["cpu", "cuda:0"], "GPU 1 of a machine with cpu,cuda:0"
+    assert outputs.equal == [True] * 3, "batches of 1 to 3, behind each of two stages"
+    assert (outputs.device, outputs.tf32) == ("cuda", False)
 
 
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_constants_reach_the_gpu_once_for_all_sizes_of_batches(told):
-    assert told.moved == told.constants
+def test_constants_reach_the_gpu_once_for_all_sizes_of_batches(outputs):
+    assert outputs.moved == outputs.constants
 
 
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_blocks_are_measured_on_cuda(told):
-    assert told.seconds > 0
-    assert told.shape == [4, 2]
-    assert told.crossing > 0
-    assert told.label.startswith("cuda-")
+def test_blocks_are_measured_on_cuda(outputs):
+    assert outputs.seconds > 0
+    assert outputs.shape == [4, 2]
+    assert outputs.crossing > 0
+    assert outputs.label.startswith("cuda-")
 
 
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_read_out_computes_on_cuda_and_leaves_the_module_where_it_is(told):
-    assert vars(told)["read out"]
-    assert vars(told)["parameters on"] == "cpu"
+def test_a_read_out_computes_on_cuda_and_leaves_the_module_where_it_is(outputs):
+    assert vars(outputs)["read out"]
+    assert vars(outputs)["parameters on"] == "cpu"
 
 
 @needs_compiler
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_member_whose_gpu_failed_ends_and_says_why(told):
-    assert told.code == 1
-    assert "this member ends: the GPU failed" in told.errors
+def test_a_worker_whose_gpu_failed_ends_with_the_reason(outputs):
+    assert outputs.code == 1
+    assert "this member ends: the GPU failed" in outputs.errors
 
 
 @pytest.mark.unit
-def test_each_member_has_a_gpu_of_its_own():
+def test_each_worker_has_a_separate_gpu():
     first = Claims(gpus(3), 2, False)
     assert first.names == ["cuda:0", "cuda:1"]
     assert (first.label, first.shares) == ("cuda-L4", False)
@@ -93,9 +93,9 @@ def test_each_member_has_a_gpu_of_its_own():
     first.close()
     with pytest.raises(BadInput, match="3 members need 3 GPUs, and 2 of 3"):
         Claims(gpus(3), 3, False)
-    again = Claims(gpus(3), 2, False)
-    assert again.names == ["cuda:0", "cuda:1"], "a refusal takes nothing"
-    for each in (second, again):
+    claims = Claims(gpus(3), 2, False)
+    assert claims.names == ["cuda:0", "cuda:1"], "a refusal takes nothing"
+    for each in (second, claims):
         each.close()
 
 
@@ -149,7 +149,7 @@ def test_classes_are_of_one_device():
 
 
 @pytest.mark.unit
-def test_status_says_what_members_compute_on_and_which_are_not_used(monkeypatch, capsys):
+def test_status_lists_devices_of_workers_and_unused_ones(monkeypatch, capsys):
     members = [cluster.PoolNode(f"{name}123456789", "L4", 1, 0.0, device="cuda-NVIDIA-L4") for name in "ab"]
     server = {
         "model": "net", "slo_s": 0.2, "rate": 1.0, "why": "plan 1", "requests": 0, "answered": 0, "in_time": 0,
@@ -160,57 +160,57 @@ def test_status_says_what_members_compute_on_and_which_are_not_used(monkeypatch,
     monkeypatch.setattr(cluster, "list_nodes", lambda _: members)
     monkeypatch.setattr(cluster, "read_statuses", lambda *_: [server])
     assert main(["pool", "status", "127.0.0.1:5790"]) == 0
-    said = capsys.readouterr().out
-    assert "a1234567  1 L4  computes on cuda-NVIDIA-L4\n" in said
-    assert "b1234567  1 L4  it computes on another device\n" in said
+    output = capsys.readouterr().out
+    assert "a1234567  1 L4  computes on cuda-NVIDIA-L4\n" in output
+    assert "b1234567  1 L4  it computes on another device\n" in output
 
 
 @pytest.mark.unit
 def test_gpus_without_mps_are_not_divided():
     network = a_network(random.Random(0), "net", ("H", "L"), 4, 4, 2)
     assert set(network.latency_s["H"]) == set(network.latency_s["L"]) == {1, 2}
-    left = profile.without_shares(network, {"H"}).latency_s
-    assert (set(left["H"]), set(left["L"])) == ({1}, {1, 2})
+    undivided = profile.without_shares(network, {"H"}).latency_s
+    assert (set(undivided["H"]), set(undivided["L"])) == ({1}, {1, 2})
 
 
 @pytest.mark.unit
-def test_what_ray_says_of_a_machine(monkeypatch):
+def test_state_of_a_machine_is_read_from_ray(monkeypatch):
     resources = {f"{cluster.RESOURCE}L4": 2.0}
     labels = {"device": "cuda-NVIDIA-L4", "shares": "0", **cluster.list_versions()}
-    said = [{"NodeID": "a", "Alive": True, "Resources": resources, "Labels": labels}]
-    (node,) = cluster.list_nodes(SimpleNamespace(nodes=lambda: said))
+    nodes = [{"NodeID": "a", "Alive": True, "Resources": resources, "Labels": labels}]
+    (node,) = cluster.list_nodes(SimpleNamespace(nodes=lambda: nodes))
     assert (node.device, node.shares, node.problem) == ("cuda-NVIDIA-L4", False, "")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("what", ["join", "profile"])
-def test_a_device_that_is_not_there_is_one_line(what, tmp_path, capsys):
+def test_a_missing_device_is_one_line(what, tmp_path, capsys):
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    words = {
+    command = {
         "join": ["join", "127.0.0.1:9", "--class", "L4", "--pool-keys", str(tmp_path)],
         "profile": ["profile", CHAIN, "--input", "float32[1,3,32,32]", "--class", "L4", "--out", str(tmp_path)],
     }[what]
     if what == "join" and sys.version_info < (3, 10):
         pytest.skip("no Ray")
-    assert main(["pool", *words, "--device", "cuda"]) != 0
+    assert main(["pool", *command, "--device", "cuda"]) != 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "device 'cuda' is absent" in line
-    assert main(["pool", *words, "--device", "tpu"]) != 0
+    assert main(["pool", *command, "--device", "tpu"]) != 0
     assert "no device 'tpu'" in capsys.readouterr().err
 
 
 @pytest.mark.process
-def test_devices_that_do_not_answer_are_told(monkeypatch):
+def test_unresponsive_devices_are_reported(monkeypatch):
     monkeypatch.setattr(accelerators.sys, "executable", "/bin/false")
     with pytest.raises(Unsupported, match=r"devices of this machine do not answer.*--device cpu"):
         accelerators.survey_devices("auto")
 
 
 #: A stage of a member on the virtual device: what decides its bits, and what passes.
-ASKS = """
+PROGRAM = """
 import hashlib, json, pathlib, queue, sys, time
 import torch
 from edge_offload.server.pool import cluster, parcels, settings
@@ -219,7 +219,7 @@ ray = cluster.connect_ray(sys.argv[1], pathlib.Path(sys.argv[2]))
 folder = pathlib.Path(sys.argv[3])
 model = {"name": sys.argv[4], **json.loads((folder / "blocks.json").read_text())[sys.argv[4]]}
 happened = queue.Queue()
-seats = ActorPool(ray, model, 1, 1, lambda *told: happened.put(told), "test")
+seats = ActorPool(ray, model, 1, 1, lambda *outputs: happened.put(outputs), "test")
 found = {}
 for node in cluster.list_nodes(ray):
     seats.find_or_start((node.name, node.gpu, 0, 0), time.monotonic())
@@ -257,16 +257,16 @@ def test_members_of_a_pool_see_their_gpu(tmp_path, monkeypatch):
         monkeypatch.setitem(ENVIRONMENT, "CUDA_VISIBLE_DEVICES", "0")
         pool.join("L4", "--device", "cuda", launcher=LAUNCHER)
         pool.join("P4", "--device", "cpu")
-        again = ["join", pool.address, "--class", "L4", "--device", "cuda", "--pool-keys", str(pool.keys)]
-        done = subprocess.run([*LAUNCHER, *CLI, *again], capture_output=True, text=True, env=ENVIRONMENT, check=False)
+        claims = ["join", pool.address, "--class", "L4", "--device", "cuda", "--pool-keys", str(pool.keys)]
+        done = subprocess.run([*LAUNCHER, *CLI, *claims], capture_output=True, text=True, env=ENVIRONMENT, check=False)
         assert done.returncode != 0
         assert "1 members need 1 GPUs, and 0 of 1 have no member" in done.stderr.strip()
-        command = [sys.executable, "-c", ASKS, pool.address, str(pool.keys), str(tmp_path / "profiles"), CHAIN]
+        command = [sys.executable, "-c", PROGRAM, pool.address, str(pool.keys), str(tmp_path / "profiles"), CHAIN]
         done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=ROOT, check=False)
         assert done.stdout, done.stderr[-3000:]
-        found = json.loads(done.stdout.splitlines()[-1])
+        facts = json.loads(done.stdout.splitlines()[-1])
     finally:
         pool.close()
-    assert found["L4"][:3] == [measured["L4"], "cuda:0", "0"]
-    assert found["P4"][:2] == ["cpu", "cpu"]
-    assert found["L4"][3] == found["P4"][3], "the same bits: the virtual device is computed by this CPU"
+    assert facts["L4"][:3] == [measured["L4"], "cuda:0", "0"]
+    assert facts["P4"][:2] == ["cpu", "cpu"]
+    assert facts["L4"][3] == facts["P4"][3], "the same bits: the virtual device is computed by this CPU"

@@ -54,7 +54,7 @@ class World:
         self.frozen: Set[str] = set()
         self.dead: Set[str] = set()
         self.free: Dict[Tuple[int, int, int], float] = {}
-        self.held: Dict[str, List[StageCall]] = {}
+        self.frozen_calls: Dict[str, List[StageCall]] = {}
         self.outcome: Dict[int, List[str]] = {}
         self.arrived: Dict[int, float] = {}
         self.dispatcher.use_routes(self.routes, self.nodes, [])
@@ -70,19 +70,19 @@ class World:
         if node in self.dead:
             self.at(self.now + 0.017, lambda: self.dispatcher.fail_call(call.number, "it died", True, self.now))
         elif node in self.frozen:
-            self.held.setdefault(node, []).append(call)
+            self.frozen_calls.setdefault(node, []).append(call)
         elif call.holder in self.dead | self.frozen:
             self.waiting_for_ever += 1  # it takes its tensors from there
         else:
             begin = max(self.now, self.free.get(self.where(call), 0.0))
-            takes = call.compute_s * (1.0 + self.beyond * self.source.expovariate(1.0))
-            self.free[self.where(call)] = begin + takes
-            self.at(begin + takes, lambda: self.end(call))
+            duration_s = call.compute_s * (1.0 + self.beyond * self.source.expovariate(1.0))
+            self.free[self.where(call)] = begin + duration_s
+            self.at(begin + duration_s, lambda: self.end(call))
 
     def end(self, call: StageCall) -> None:
         node = self.nodes[self.where(call)]
         if node in self.frozen:
-            self.held.setdefault(node, []).append(call)
+            self.frozen_calls.setdefault(node, []).append(call)
         elif node in self.dead:
             self.dispatcher.fail_call(call.number, "it died", True, self.now)
         else:
@@ -90,7 +90,7 @@ class World:
 
     def thaw(self, node: str) -> None:
         self.frozen.discard(node)
-        for call in self.held.pop(node, []):
+        for call in self.frozen_calls.pop(node, []):
             self.at(self.now, lambda call=call: self.dispatcher.end_call(call.number, list(call.payload), self.now))
 
     def answer(self, requests: Tuple[int, ...], payload: Any) -> None:
@@ -109,18 +109,18 @@ class World:
             when += self.source.expovariate(self.rate)
             number += 1
             self.at(when, lambda number=number: self.arrive(number))
-        again = math.inf
-        while self.events or again < math.inf:
-            if self.events and self.events[0][0] <= again:
+        next_s = math.inf
+        while self.events or next_s < math.inf:
+            if self.events and self.events[0][0] <= next_s:
                 self.now, _, what = heapq.heappop(self.events)
                 what()
             else:
-                self.now = max(self.now, again)
-            again = self.dispatcher.step(self.now)
-            assert again > self.now - 1e-9 or self.events
+                self.now = max(self.now, next_s)
+            next_s = self.dispatcher.step(self.now)
+            assert next_s > self.now - 1e-9 or self.events
         assert set(self.outcome) == set(self.arrived)
-        assert all(len(found) == 1 for found in self.outcome.values()), "once, and not more"
-        return {request: found[0] for request, found in self.outcome.items()}
+        assert all(len(outcomes) == 1 for outcomes in self.outcome.values()), "once, and not more"
+        return {request: answers[0] for request, answers in self.outcome.items()}
 
     def arrive(self, number: int) -> None:
         self.arrived[number] = self.now
@@ -136,21 +136,21 @@ def test_as_many_are_in_time_as_in_the_simulator(beyond: float, least: float) ->
         world.dispatcher = Dispatcher(world.start, world.answer, world.refuse, 0.1 * world.slo_s * bool(beyond))
         world.dispatcher.use_routes(world.routes, world.nodes, [], links=True)
         divided += any(len(route.stages) > 1 for route in world.routes)
-        found = world.run(400.0 / world.rate)
-        times = np.array([world.arrived[number] for number in sorted(found)])
+        answers = world.run(400.0 / world.rate)
+        times = np.array([world.arrived[number] for number in sorted(answers)])
         nets = {"net": world.network}
         simulated = simulate_load(world.plan, nets, world.cluster, {"net": world.slo_s}, {"net": times}).attainment[
             "net"
         ]
-        more.append(list(found.values()).count("answered") / len(found) - simulated)
+        more.append(list(answers.values()).count("answered") / len(answers) - simulated)
     assert sum(more) / len(more) >= least
     assert min(more) >= -0.04
     assert divided >= 5
 
 
 def test_without_faults_nearly_all_is_in_time() -> None:
-    found = World(1).run(20.0)
-    assert list(found.values()).count("answered") >= 0.99 * len(found)
+    answers = World(1).run(20.0)
+    assert list(answers.values()).count("answered") >= 0.99 * len(answers)
 
 
 @settings(max_examples=40, deadline=None)
@@ -164,8 +164,8 @@ def test_every_request_has_one_outcome_whatever_happens(seed: int, fault: str) -
         world.at(when, lambda node=node: (world.dead if fault == "die" else world.frozen).add(node))
         if fault != "die":
             world.at(when + (0.2 if fault == "blink" else 2.0), lambda node=node: world.thaw(node))
-    found = world.run(5.0)
-    assert "answered" in found.values()
+    answers = world.run(5.0)
+    assert "answered" in answers.values()
 
 
 def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None:
@@ -176,20 +176,20 @@ def test_a_frozen_node_is_out_after_two_overdue_calls_until_it_answers() -> None
     for tick in range(100, 500):
         world.at(tick / 100, lambda: seen.append(world.now) if victim in world.dispatcher.members.excluded else None)
     world.at(3.0, lambda: world.thaw(victim))
-    found = world.run(5.0)
+    answers = world.run(5.0)
     assert seen, "it is taken out"
     assert seen[0] < 1.0 + 2 * SLO_S
     assert max(seen) <= 3.01, "and back when it answers"
-    lost = [number for number, words in found.items() if words != "answered"]
+    lost = [number for number, outcome in answers.items() if outcome != "answered"]
     before = [number for number in lost if not 0.8 < world.arrived[number] < 1.0 + 2 * SLO_S]
-    assert len(before) <= 0.02 * len(found)
+    assert len(before) <= 0.02 * len(answers)
 
 
-def test_nobody_there_refuses_at_once() -> None:
+def test_without_workers_requests_are_refused_at_once() -> None:
     world = World(4)
     world.dispatcher.use_routes(world.routes, world.nodes, list(world.nodes))
-    found = world.run(0.5)
-    assert set(found.values()) == {"refused"}
+    answers = world.run(0.5)
+    assert set(answers.values()) == {"refused"}
 
 
 @pytest.mark.parametrize("together", [1, 3])
@@ -210,19 +210,19 @@ def test_what_is_under_way_makes_its_deadline_elsewhere_if_it_can(fault: str, st
                 first = 0 if call.holder == victim else call.stage  # its tensors are gone, too: from the inputs
                 size = len(call.job.requests)
                 # a dead one is told of when its call would end, a frozen one is overdue later
-                known = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.compute_s / 2))
-                if call.route.expected_end(first, size, known, {victim}) <= call.job.deadline:
+                detected_s = max(call.due, world.now) + (0.017 if fault == "die" else max(0.05, call.compute_s / 2))
+                if call.route.expected_end(first, size, detected_s, {victim}) <= call.job.deadline:
                     able += call.job.requests
 
         world.at(1.0, harm)
-        found = world.run(2.0)
+        answers = world.run(2.0)
         could += len(able)
-        made += sum(found[number] == "answered" for number in able)
+        made += sum(answers[number] == "answered" for number in able)
         outcomes = world.dispatcher.outcomes
-        told = list(outcomes.stranded)
-        assert outcomes.moved == sum(each.requests for each in told) >= len(able), "who counts is told of each"
-        assert outcomes.moved_in_time == sum(each.requests for each in told if each.answered <= each.deadline)
-        assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in told)
+        stranded = list(outcomes.stranded)
+        assert outcomes.moved == sum(each.requests for each in stranded) >= len(able), "who counts is told of each"
+        assert outcomes.moved_in_time == sum(each.requests for each in stranded if each.answered <= each.deadline)
+        assert all(each.noticed >= 1.0 and each.answered > each.noticed for each in stranded)
     assert could >= 10
     assert made >= 0.95 * could
 
@@ -245,38 +245,38 @@ class TwoStages:
         nodes = {(0, stage, worker): "ABCD"[2 * stage + worker] for stage in range(2) for worker in range(2)}
         self.dispatcher.use_routes([route], nodes, [])
 
-    def began(self) -> List[Tuple[int, int, Any]]:
+    def list_started(self) -> List[Tuple[int, int, Any]]:
         """Stage, worker and tensors of the calls that have begun since."""
-        found = [(call.stage, call.worker, call.payload) for call in self.calls]
+        started = [(call.stage, call.worker, call.payload) for call in self.calls]
         self.calls = []
-        return found
+        return started
 
     def of(self, request: int) -> StageCall:
         """The call of a request that has begun since."""
-        (found,) = [call for call in self.calls if call.job.requests == (request,)]
-        return found
+        (answers,) = [call for call in self.calls if call.job.requests == (request,)]
+        return answers
 
     def passes_a_stage(self) -> StageCall:
         """A request whose first stage has ended on A: its call on C."""
         self.dispatcher.add_request(1, ["inputs"], 20.0)
         self.dispatcher.step(0.0)
         (first,) = self.calls
-        assert self.began() == [(0, 0, ["inputs"])]
+        assert self.list_started() == [(0, 0, ["inputs"])]
         self.dispatcher.end_call(first.number, "kept on A", 1.0, stays=True)
         self.dispatcher.step(1.0)
         (second,) = self.calls
-        assert self.began() == [(1, 0, "kept on A")]
+        assert self.list_started() == [(1, 0, "kept on A")]
         return second
 
 
-def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs() -> None:
+def test_a_batch_with_tensors_on_a_lost_node_restarts_from_its_inputs() -> None:
     world = TwoStages()
     world.passes_a_stage()
     world.dispatcher.lose_node("A", 1.1)
     world.dispatcher.step(1.1)
-    (anew,) = world.calls
-    assert world.began() == [(0, 1, ["inputs"])]
-    world.dispatcher.end_call(anew.number, "kept on B", 2.1, stays=True)
+    (restarted,) = world.calls
+    assert world.list_started() == [(0, 1, ["inputs"])]
+    world.dispatcher.end_call(restarted.number, "kept on B", 2.1, stays=True)
     world.dispatcher.step(2.1)
     (last,) = world.calls
     world.dispatcher.end_call(last.number, "result", 3.1)
@@ -284,21 +284,21 @@ def test_what_has_its_tensors_on_a_node_that_is_gone_begins_anew_from_its_inputs
     assert (world.answered, world.refused) == ([1], [])
 
 
-def test_where_the_node_may_be_gone_the_inputs_are_tried_and_the_first_answer_counts() -> None:
+def test_with_a_suspected_node_the_inputs_are_retried_and_the_first_answer_counts() -> None:
     world = TwoStages()
     second = world.passes_a_stage()
     world.dispatcher.members.doubted.add("A")  # as another call's failure there tells
     world.dispatcher.step(2.6)  # it is overdue on C, which waits for A
-    (anew,) = world.calls
-    assert world.began() == [(0, 1, ["inputs"])]
+    (restarted,) = world.calls
+    assert world.list_started() == [(0, 1, ["inputs"])]
     world.dispatcher.end_call(second.number, "result", 2.7)
-    world.dispatcher.end_call(anew.number, "kept on B", 3.6)
+    world.dispatcher.end_call(restarted.number, "kept on B", 3.6)
     world.dispatcher.step(3.6)
-    assert (world.answered, world.began()) == ([1], [])
+    assert (world.answered, world.list_started()) == ([1], [])
 
 
 @pytest.mark.parametrize(("answers", "clear"), [("small", False), ("stored", True), ("ping", True)])
-def test_a_node_whose_store_may_be_gone_is_trusted_again_by_an_answer_that_says_it_is_there(
+def test_a_node_with_a_suspected_store_is_trusted_after_an_answer_that_reports_it_present(
     answers: str, clear: bool
 ) -> None:
     world = TwoStages()
@@ -320,7 +320,7 @@ def test_tensors_that_the_driver_has_are_not_computed_twice() -> None:
     second.holder = second.job.holder = ""
     world.dispatcher.lose_node("A", 1.1)
     world.dispatcher.step(1.1)
-    assert world.began() == []
+    assert world.list_started() == []
 
 
 @pytest.mark.parametrize(("free_s", "goes_to"), [(0.5, 2), (3.5, 1)])
@@ -339,7 +339,7 @@ def test_what_is_late_goes_to_another_node_than_the_one_that_is_late(free_s: flo
 
 
 @pytest.mark.parametrize(("deadline", "route"), [(5.5, 0), (4.5, 1)])
-def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadline: float, route: int) -> None:
+def test_a_batch_that_would_be_late_restarts_where_it_is_in_time(deadline: float, route: int) -> None:
     routes = [
         Route(
             PlannedPipeline(
@@ -362,19 +362,19 @@ def test_what_would_be_late_behind_others_begins_anew_where_it_is_in_time(deadli
     assert [routes.index(call.route) for call in calls] == [0, route]
 
 
-def test_the_next_stage_is_not_left_to_a_node_that_was_late_meanwhile() -> None:
+def test_the_next_stage_avoids_a_node_that_was_late_meanwhile() -> None:
     world = TwoStages()
     world.dispatcher.add_request(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
     world.dispatcher.members.strikes["C"] = 1  # as a call there that is overdue tells
-    world.began()
+    world.list_started()
     world.dispatcher.end_call(first.number, "kept on A", 1.0)
     world.dispatcher.step(1.0)
-    assert world.began() == [(1, 1, "kept on A")]
+    assert world.list_started() == [(1, 1, "kept on A")]
 
 
-def test_a_next_stage_that_only_a_late_node_has_is_begun_there_and_from_the_inputs_once_that_is_late_again() -> None:
+def test_a_next_stage_only_on_a_late_node_starts_on_it_and_from_the_inputs_once_late_twice() -> None:
     routes = [
         Route(
             PlannedPipeline("net", 1.0, 1.0, tuple(PlannedStage(n, n + 1, "H", 1, 1, 1) for n in range(2))),
@@ -402,7 +402,7 @@ def test_a_next_stage_that_only_a_late_node_has_is_begun_there_and_from_the_inpu
     assert (answered, len(calls)) == ([1], 3), "once"
 
 
-def test_a_worker_that_is_silent_for_as_long_again_is_out_though_it_had_one_call() -> None:
+def test_a_worker_silent_for_twice_the_time_is_removed_though_it_had_one_call() -> None:
     world = TwoStages()
     world.dispatcher.add_request(1, ["inputs"], 20.0)
     for now, out in ((0.0, False), (1.5, False), (1.9, False), (2.0, True)):
@@ -410,13 +410,13 @@ def test_a_worker_that_is_silent_for_as_long_again_is_out_though_it_had_one_call
         assert ("A" in world.dispatcher.members.excluded) is out
 
 
-def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere() -> None:
+def test_a_later_batch_on_a_lost_node_is_scheduled_elsewhere() -> None:
     world = TwoStages()
     world.dispatcher.add_request(1, ["inputs"], 20.0)
     world.dispatcher.step(0.0)
     (first,) = world.calls
     world.dispatcher.lose_node("C", 0.5)
-    world.began()
+    world.list_started()
     world.dispatcher.end_call(first.number, "kept on A", 1.3)
     world.dispatcher.step(1.3)
     (second,) = world.calls
@@ -425,7 +425,7 @@ def test_what_comes_later_at_a_node_that_is_gone_has_its_turn_elsewhere() -> Non
     assert world.answered == [1]
 
 
-def test_whose_deadline_is_first_goes_first_though_it_came_later() -> None:
+def test_the_earliest_deadline_goes_first_though_it_arrived_later() -> None:
     world = TwoStages()
     world.dispatcher.lose_node("C", 0.0)
     for request, deadline in enumerate((20.0, 20.0, 20.0, 8.0), 1):
@@ -452,22 +452,22 @@ def test_what_waits_too_long_is_refused_when_that_is_certain() -> None:
     assert world.refused == [3, 4, 5]
 
 
-def test_a_call_that_is_made_again_comes_before_what_has_more_time() -> None:
+def test_a_retried_call_precedes_those_with_more_time() -> None:
     world = TwoStages()
     for request, deadline in enumerate((4.0, 20.0, 20.0, 20.0), 1):
         world.dispatcher.add_request(request, ["inputs"], deadline)
     world.dispatcher.step(0.0)
     first, second = world.of(1), world.of(2)
-    world.began()
+    world.list_started()
     for call in (first, second):
         world.dispatcher.end_call(call.number, "small", 1.0)
     world.dispatcher.step(1.0)
     first = world.of(1)
     assert (first.worker, first.due) == (0, 2.0)
-    world.began()
+    world.list_started()
     world.dispatcher.fail_call(first.number, "it died", False, 1.5)
     world.dispatcher.step(1.5)
-    again = world.of(1)
-    assert (again.worker, again.due) == (1, pytest.approx(3.0)), (
+    retried = world.of(1)
+    assert (retried.worker, retried.due) == (1, pytest.approx(3.0)), (
         "behind what is under way, before what has not come yet"
     )

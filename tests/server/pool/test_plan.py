@@ -18,8 +18,8 @@ from edge_offload.server.pool import profile
 from edge_offload.server.pool.baselines import plan_undivided
 from edge_offload.server.pool.columns import Cluster, Demand, pareto_rows
 from edge_offload.server.pool.plan import PoolPlan, plan_most
-from edge_offload_research.server.pool.baselines import paired
-from edge_offload_research.server.pool.fewest import fewest
+from edge_offload_research.server.pool.baselines import plan_pairs
+from edge_offload_research.server.pool.fewest import plan_fewest
 from tests.server.pool.pool_nets import a_cluster, a_demand, a_network
 
 DATA = pathlib.Path(__file__).resolve().parents[4] / "shared" / "data" / "ppipe"
@@ -67,11 +67,11 @@ def searched(demands: Sequence[Demand], cluster: Cluster, stages: int) -> float:
         items = sorted(listed(demand, cluster, stages).items())
 
         @functools.lru_cache(None)
-        def total(left: Tuple[int, ...], items: Tuple[Tuple[Tuple[int, ...], float], ...] = tuple(items)) -> float:
+        def total(capacity: Tuple[int, ...], items: Tuple[Tuple[Tuple[int, ...], float], ...] = tuple(items)) -> float:
             best = 0.0
             for used, rate in items:
-                if all(a <= b for a, b in zip(used, left)):
-                    best = max(best, rate + total(tuple(b - a for a, b in zip(used, left)), items))
+                if all(a <= b for a, b in zip(used, capacity)):
+                    best = max(best, rate + total(tuple(b - a for a, b in zip(used, capacity)), items))
             return best
 
         totals.append(total)
@@ -95,15 +95,15 @@ def check(plan: PoolPlan, demands: Sequence[Demand], cluster: Cluster) -> None:
         stages = pipeline.stages
         assert [stage.first for stage in stages] == [0] + [stage.end for stage in stages[:-1]]
         assert stages[-1].end == demand.network.blocks
-        took = 0.0
+        elapsed = 0.0
         for number, stage in enumerate(stages):
             taken = demand.network.stage_seconds(stage.gpu, stage.parts, stage.first, stage.end)[stage.batch - 1]
             assert stage.gpus * stage.parts * stage.batch / taken >= pipeline.rate * (1 - 1e-9)
-            took += taken
+            elapsed += taken
             if number < len(stages) - 1:
-                took += demand.network.cut_bytes[stage.end - 1] * stage.batch / cluster.bytes_per_s
-        assert took == pytest.approx(pipeline.latency_s)
-        assert took <= demand.slo_s * (1 - MARGIN) * (1 + 1e-9)
+                elapsed += demand.network.cut_bytes[stage.end - 1] * stage.batch / cluster.bytes_per_s
+        assert elapsed == pytest.approx(pipeline.latency_s)
+        assert elapsed <= demand.slo_s * (1 - MARGIN) * (1 + 1e-9)
     assert plan.rates == {
         name: pytest.approx(sum(one.rate for one in plan.pipelines if one.network == name)) for name in by_name
     }
@@ -138,7 +138,7 @@ def test_baselines_never_beat_the_planner() -> None:
         demands = [a_demand(source, a_network(source, name, ("H", "L"), 5, 4, 2)) for name in "ab"]
         try:
             best = plan_most(demands, cluster, MARGIN, 2)
-            undivided, pairs = plan_undivided(demands, cluster, MARGIN), paired(demands, cluster, MARGIN)
+            undivided, pairs = plan_undivided(demands, cluster, MARGIN), plan_pairs(demands, cluster, MARGIN)
         except BadInput:
             continue
         for plan in (undivided, pairs):
@@ -162,7 +162,7 @@ def test_fewest_gpus_serve_the_load_and_one_less_does_not() -> None:
         if full.objective <= 0:
             continue
         tried += 1
-        plan = fewest(demands, load, cluster, MARGIN, 2)
+        plan = plan_fewest(demands, load, cluster, MARGIN, 2)
         check(plan, demands, cluster)
         assert min(plan.rates.values()) >= load * (1 - 1e-6)
         assert sum(plan.gpus.values()) <= plan.objective
@@ -173,17 +173,17 @@ def test_fewest_gpus_serve_the_load_and_one_less_does_not() -> None:
                 )
                 assert plan_most(demands, smaller, MARGIN, 2).objective < load
         with pytest.raises(BadInput, match="this cluster serves"):
-            fewest(demands, full.objective * 1.01, cluster, MARGIN, 2)
+            plan_fewest(demands, full.objective * 1.01, cluster, MARGIN, 2)
 
 
 def test_rows_that_are_not_beaten_are_those_of_the_definition() -> None:
     source = np.random.default_rng(1)
     for columns in (1, 2, 3):
         rates = np.round(source.uniform(0, 5, (200, columns)), 1)
-        kept = pareto_rows(rates)
+        rows_kept = pareto_rows(rates)
         for row in rates:
-            assert any((rates[other] >= row).all() for other in kept)
-        for one, other in itertools.permutations(kept, 2):
+            assert any((rates[other] >= row).all() for other in rows_kept)
+        for one, other in itertools.permutations(rows_kept, 2):
             assert not (rates[other] >= rates[one]).all()
 
 
@@ -193,9 +193,9 @@ def test_plans_are_as_good_as_the_published_ones() -> None:
     networks = profile.load_profiles(DATA)
     with open(DATA / "reference_plans.csv", newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row["scheduler"] == "v4"]
-    alone = [[row] for row in rows if row["experiment"] == "ablation"]
+    single_rows = [[row] for row in rows if row["experiment"] == "ablation"]
     rest = [row for row in rows if row["experiment"] != "ablation"]
-    groups: List[List[Dict[str, str]]] = alone + [rest[at : at + 3] for at in range(0, len(rest), 3)]
+    groups: List[List[Dict[str, str]]] = single_rows + [rest[at : at + 3] for at in range(0, len(rest), 3)]
     ratios = []
     for group in groups:
         row = group[0]
@@ -218,7 +218,7 @@ def test_plans_are_as_good_as_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "message"),
     [
         (Cluster({"H": 0}, 1e9), "0 GPUs of class H"),
         (Cluster({}, 1e9), "combinations of GPU counts"),
@@ -228,14 +228,14 @@ def test_plans_are_as_good_as_the_published_ones() -> None:
         (Cluster({"A100": 1}, 1e9), "nothing says what a takes on A100"),
     ],
 )
-def test_what_cannot_be_planned_is_told(cluster: Cluster, said: str) -> None:
+def test_impossible_plans_are_reported(cluster: Cluster, message: str) -> None:
     source = random.Random(1)
     demand = a_demand(source, a_network(source, "a", ("H", "L"), 3, 2, 1))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         plan_most([demand], cluster)
 
 
-def test_a_network_that_no_pipeline_answers_in_time_is_told() -> None:
+def test_a_network_that_no_pipeline_answers_in_time_is_reported() -> None:
     source = random.Random(1)
     network = a_network(source, "a", ("H", "L"), 3, 2, 1)
     with pytest.raises(BadInput, match="the fastest pipeline answers after"):

@@ -22,12 +22,12 @@ def saved(path: pathlib.Path) -> profile.BlockProfile:
 
 def test_a_profile_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
     network = saved(tmp_path)
-    again = profile.load_profiles(tmp_path)["net"]
-    assert again.blocks == 3
+    loaded = profile.load_profiles(tmp_path)["net"]
+    assert loaded.blocks == 3
     for gpu, shares in network.latency_s.items():
         for parts, table in shares.items():
-            assert np.allclose(again.latency_s[gpu][parts], table, atol=1e-8)
-    assert np.allclose(again.cut_bytes, network.cut_bytes, atol=1)
+            assert np.allclose(loaded.latency_s[gpu][parts], table, atol=1e-8)
+    assert np.allclose(loaded.cut_bytes, network.cut_bytes, atol=1)
 
 
 def without_line(marked: str) -> Callable[[str], str]:
@@ -35,7 +35,7 @@ def without_line(marked: str) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         (profile.LATENCIES, without_line("net,H,1,1,2"), "block 1 has no latency for a batch of 2"),
         (profile.LATENCIES, lambda text: text.replace("net,H,1,0,1,", "net,H,1,0,1,nan"), "latency_us is 'nan"),
@@ -47,15 +47,15 @@ def without_line(marked: str) -> Callable[[str], str]:
         (profile.CUTS, lambda text: text.replace("net,0,", "net,0.5,"), "cut_after_block is '0.5'"),
     ],
 )
-def test_what_is_wrong_with_a_profile_is_told(
-    file: str, change: Callable[[str], str], said: str, tmp_path: pathlib.Path
+def test_defects_of_a_profile_are_reported(
+    file: str, change: Callable[[str], str], message: str, tmp_path: pathlib.Path
 ) -> None:
     saved(tmp_path)
     (tmp_path / file).write_text(change((tmp_path / file).read_text()))
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         profile.load_profiles(tmp_path)
 
 
-def test_a_folder_without_profiles_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_folder_without_profiles_is_reported(tmp_path: pathlib.Path) -> None:
     with pytest.raises(BadInput, match="cannot read"):
         profile.load_profiles(tmp_path)

@@ -55,7 +55,7 @@ def frame(spec, seed):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.release if name == "resnet50" else ()) for name in NETWORKS]
 )
-def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
+def test_stages_have_the_bits_of_the_undivided_network(name, tmp_path):
     try:
         module = registry.build_module(name).eval()
     except Exception as error:
@@ -65,12 +65,12 @@ def test_stages_have_the_bits_of_the_whole_network(name, tmp_path):
     assert cuts.block_count >= 8
     frames = [[frame(spec, seed) for spec in network.inputs] for seed in range(3)]
     with torch.inference_mode():
-        wanted = [as_tensors(module(*one)) for one in frames]
+        expected = [as_tensors(module(*one)) for one in frames]
     for ends in ((), (3,), (2, 7)):
-        (found,) = through(network, cuts, frames[:1], ends)
-        assert all(torch.equal(one, other) for one, other in zip(found, wanted[0])), (name, ends)
-    for found, whole in zip(through(network, cuts, frames, (4,)), wanted):
-        for one, other in zip(found, whole):
+        (outputs,) = through(network, cuts, frames[:1], ends)
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected[0])), (name, ends)
+    for outputs, undivided in zip(through(network, cuts, frames, (4,)), expected):
+        for one, other in zip(outputs, undivided):
             if one.shape == other.shape and one.is_floating_point():  # read-outs keep what is above a threshold
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * max(float(other.abs().max()), 1.0))
     assert stages.Cuts.parse(json.loads(json.dumps(cuts.to_dict()))) == cuts
@@ -117,12 +117,12 @@ def test_a_stage_runs_as_a_graph_from_its_third_run_on_if_that_has_the_bits_of_i
 
 
 @given(st.permutations(range(4)), st.sampled_from([torch.float32, torch.uint8, torch.bfloat16]), st.booleans())
-def test_tensors_keep_their_bytes_and_their_order_in_memory(order, dtype, gaps):
+def test_tensors_preserve_their_bytes_and_memory_order(order, dtype, gaps):
     tensor = torch.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5).to(dtype).permute(order)
     tensor = tensor[..., ::2] if gaps else tensor
-    found = parcels.unpack_tensor(parcels.pack_tensor(tensor))
-    assert torch.equal(found, tensor)
-    assert gaps or found.stride() == tensor.stride()
+    unpacked = parcels.unpack_tensor(parcels.pack_tensor(tensor))
+    assert torch.equal(unpacked, tensor)
+    assert gaps or unpacked.stride() == tensor.stride()
 
 
 def test_bytes_that_are_not_of_the_shape_are_refused():

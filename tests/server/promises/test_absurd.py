@@ -31,7 +31,7 @@ def an_absurd_wish(source: random.Random) -> Wish:
     )
 
 
-def test_no_wish_that_the_wire_lets_through_stops_the_planner() -> None:
+def test_no_request_accepted_by_the_protocol_stops_the_planner() -> None:
     source = random.Random(1)
     joined = 0
     for _ in range(150):

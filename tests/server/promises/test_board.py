@@ -26,19 +26,19 @@ def a_robot(number: int, bound: float, slope: float = 0.006, jitter_s: float = 0
 
 def joined(board: Board, robots: List[VirtualRobot], now: float = 0.0) -> List[VirtualRobot]:
     """Those that the board makes a promise to."""
-    held = []
+    admitted = []
     for robot in robots:
         try:
             frame = max(0, robot.frame(now))
             board.admit_robot(now, robot.name, robot.wish, frame, robot.captured(frame) + robot.wish.up)
-            held.append(robot)
+            admitted.append(robot)
         except Refused:
             pass
-    return held
+    return admitted
 
 
 @pytest.mark.parametrize(("bound", "seed"), [(0.02, 1), (0.04, 2), (0.08, 3)])
-def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int) -> None:
+def test_promises_hold_for_frames_counted_one_by_one(bound: float, seed: int) -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, bound) for number in range(64)])
     counts = drive(board, robots, 30.0, random.Random(seed))
@@ -51,7 +51,7 @@ def test_promises_are_kept_by_frames_counted_one_by_one(bound: float, seed: int)
     assert counts["busy_s"] / 30 > 0.75, "a full board uses its device"
 
 
-def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_beside_the_noise() -> None:
+def test_fewer_robots_are_planned_for_noisy_results_and_fewest_at_a_bound_below_the_noise() -> None:
     shares = []
     for bound, noise, cautious in ((0.05, 0.0, 1.0), (0.05, 0.06, 1.0), (0.02, 0.06, 1.0), (0.02, 0.06, 0.0)):
         board = Board(GPU, rules=Rules(caution=cautious))
@@ -70,8 +70,8 @@ def test_less_is_planned_for_noisy_results_and_least_where_the_bound_is_small_be
 
 
 def test_looser_promises_hold_more_robots() -> None:
-    held = [len(joined(Board(GPU), [a_robot(number, bound) for number in range(64)])) for bound in (0.02, 0.04, 0.08)]
-    assert held[0] < held[1] < held[2]
+    counts = [len(joined(Board(GPU), [a_robot(number, bound) for number in range(64)])) for bound in (0.02, 0.04, 0.08)]
+    assert counts[0] < counts[1] < counts[2]
 
 
 def test_uneven_links_make_few_members_late() -> None:
@@ -79,14 +79,14 @@ def test_uneven_links_make_few_members_late() -> None:
     robots = joined(board, [a_robot(number, 0.05, jitter_s=0.01) for number in range(64)])
     counts = drive(board, robots, 20.0, random.Random(4))
     assert counts["late"] <= 0.05 * counts["members"]
-    held = [robot for robot in robots if board.wish_of(robot.name) is not None]
-    assert len(held) == len(robots) - counts["evicted"] >= 0.9 * len(robots), "they said nothing of their jitter"
-    for robot in held:
+    admitted = [robot for robot in robots if board.wish_of(robot.name) is not None]
+    assert len(admitted) == len(robots) - counts["evicted"] >= 0.9 * len(robots), "they said nothing of their jitter"
+    for robot in admitted:
         robot.results.sort()
         assert robot.results[-1][0] >= robot.frame(19.0), "nobody is forgotten"
 
 
-def test_a_refusal_says_what_could_be_promised() -> None:
+def test_a_refusal_names_a_feasible_promise() -> None:
     board = Board(GPU)
     joined(board, [a_robot(number, 0.02) for number in range(64)])
     with pytest.raises(
@@ -96,29 +96,29 @@ def test_a_refusal_says_what_could_be_promised() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_what_is_offered_is_promised_when_it_is_asked_for(noise: float) -> None:
+def test_an_offered_promise_is_granted_on_request(noise: float) -> None:
     board = Board(GPU)
     joined(board, [a_robot(number, 0.02) for number in range(64)])
-    asked = Wish(0.0001, 0.006, 1 / 30, 0.012, 0.006, 8, noise=noise)
+    wish = Wish(0.0001, 0.006, 1 / 30, 0.012, 0.006, 8, noise=noise)
     with pytest.raises(Refused) as refusal:
-        board.admit_robot(0.0, "late", asked, 0, 0.0)
+        board.admit_robot(0.0, "late", wish, 0, 0.0)
     (offer,) = re.findall(r"one; (\S+) could be promised now", str(refusal.value))
-    board.admit_robot(0.0, "late", replace(asked, bound=float(offer)), 0, 0.0)
+    board.admit_robot(0.0, "late", replace(wish, bound=float(offer)), 0, 0.0)
 
 
 def test_a_robot_that_leaves_makes_room() -> None:
     board = Board(GPU)
-    held = joined(board, [a_robot(number, 0.02) for number in range(64)])
+    admitted = joined(board, [a_robot(number, 0.02) for number in range(64)])
     board.update_plan(0.0)
     late = a_robot(99, 0.02)
     assert not joined(board, [late])
-    board.remove_robot(held[0].name)
-    assert not board.slots_of(held[0].name)
+    board.remove_robot(admitted[0].name)
+    assert not board.slots_of(admitted[0].name)
     board.update_plan(0.2)
     assert joined(board, [late], 0.2)
 
 
-def test_what_robots_were_told_stays_when_the_plan_is_made_anew() -> None:
+def test_bounds_reported_to_robots_persist_when_the_schedule_is_remade() -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.05) for number in range(12)])
     board.update_plan(0.0)
@@ -134,20 +134,20 @@ def test_what_robots_were_told_stays_when_the_plan_is_made_anew() -> None:
             board.start_next_batch(now)
 
 
-def test_scenes_that_become_harder_cost_promises_and_those_are_told() -> None:
+def test_harder_scenes_cost_promises_and_that_is_reported() -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
     before = len(board)
     for robot in robots:
         board.update_wish(robot.name, Wish(0.9, 0.03, 1 / 30, 0.012, 0.006, 8))
     assert board.wish_of(robots[0].name).bound == 0.02, "a robot does not change what it was promised"  # type: ignore[union-attr]
-    gone = board.update_plan(1.0)
-    assert len(board) == before - len(gone) < before
-    assert all("cannot be kept beside" in why for _, why in gone)
+    evicted = board.update_plan(1.0)
+    assert len(board) == before - len(evicted) < before
+    assert all("cannot be kept beside" in why for _, why in evicted)
     assert all(drop <= 0.02 + 1e-12 for drop in board.drops.values())
 
 
-def test_what_robots_had_beyond_their_bounds_for_a_while_costs_nobody_a_promise() -> None:
+def test_a_temporary_absence_of_the_device_costs_no_promise() -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
     drive(board, robots, 3.0, random.Random(5))
@@ -162,24 +162,24 @@ def test_what_robots_had_beyond_their_bounds_for_a_while_costs_nobody_a_promise(
         assert robot.mean_drop(first, last) - robot.reference(GPU, first, last) <= 0.02, "and it is over soon"
 
 
-def test_robots_that_cannot_be_held_in_the_long_run_go_one_by_one() -> None:
+def test_robots_that_cannot_be_served_in_the_long_run_are_evicted_one_by_one() -> None:
     board = Board(GPU)
     robots = joined(board, [a_robot(number, 0.02) for number in range(64)])
     before, now = len(board), 0.0
-    gone = []
+    evicted = []
     while now < 6.0:
         for robot in robots:
             board.update_wish(robot.name, Wish(0.9, 0.0072, 1 / 30, 0.012, 0.006, 8))  # a fifth more than at first
-        gone.append(len(board.update_plan(now)))
+        evicted.append(len(board.update_plan(now)))
         now += PERIOD_S
         while board.next_batch() is not None and board.next_batch().start < now:  # type: ignore[union-attr]
             board.start_next_batch(now)
-    assert not any(gone[:5]), "not at once"
+    assert not any(evicted[:5]), "not at once"
     assert 0.6 * before < len(board) < before
 
 
 @pytest.mark.parametrize("longer", [1.0, 1.2])
-def test_what_batches_take_longer_than_the_table_says_is_set_aside(longer: float) -> None:
+def test_batch_times_beyond_the_table_are_reserved(longer: float) -> None:
     board = Board(GPU)
     joined(board, [a_robot(number, 0.02) for number in range(64)])
     now = replan_at = 0.0

@@ -34,7 +34,7 @@ def seen(share: float, results: int = 3 * LEAST_RESULTS, stride: int = 2) -> Los
     return evidence
 
 
-def said(wish: Wish, frames: int = 2) -> float:
+def believed_slope(wish: Wish, frames: int = 2) -> float:
     return wish.slope * frames + wish.flicker * (1 - math.exp(-frames / wish.settle))
 
 
@@ -48,7 +48,7 @@ def test_what_results_bear_out_is_believed() -> None:
 def test_a_robot_whose_results_hardly_differ_is_not_believed_to_lose_much() -> None:
     evidence = seen(0.005)
     believed = evidence.limit_wish(a_wish(0.5, flicker=0.5, noise=1.0))
-    assert said(believed) == pytest.approx(MOST_FACTOR * 0.005, rel=0.01)
+    assert believed_slope(believed) == pytest.approx(MOST_FACTOR * 0.005, rel=0.01)
     assert believed.noise <= MOST_FACTOR * 0.005 * 1.01
     assert "says it loses 1.5 in 2.0 frames, while its results differ by 0.005: 0.05 is believed" in evidence.note
     assert evidence.limit_wish(a_wish(0.001)).slope == 0.001
@@ -58,11 +58,11 @@ def test_a_robot_whose_results_hardly_differ_is_not_believed_to_lose_much() -> N
 def test_a_robot_whose_results_differ_much_does_lose_something() -> None:
     evidence = seen(0.6)
     believed = evidence.limit_wish(a_wish(0.0))
-    assert said(believed) == pytest.approx(LEAST_FACTOR * (0.6 - ROUNDING), rel=0.01)
+    assert believed_slope(believed) == pytest.approx(LEAST_FACTOR * (0.6 - ROUNDING), rel=0.01)
     assert "0.006 is believed" in evidence.note
 
 
-def test_few_results_say_nothing_and_those_of_another_time_are_not_compared() -> None:
+def test_few_results_are_no_evidence_and_those_of_another_time_are_not_compared() -> None:
     wild = a_wish(1.0)
     assert seen(0.0, results=LEAST_RESULTS).limit_wish(wild) == wild
     far = LossEvidence()

@@ -135,8 +135,8 @@ def test_plans_of_random_problems_hold_together() -> None:
             pace.frame_interval <= latencies.seconds[0] and pace.arrival <= begin - pace.frame_interval
             for pace in paces
         ):
-            asked = sum(len(batch.members) for batch in plan)
-            assert asked == len(order_requests(paces, begin + horizon)), "nothing falls away where frames are new"
+            requested = sum(len(batch.members) for batch in plan)
+            assert requested == len(order_requests(paces, begin + horizon)), "nothing falls away where frames are new"
     assert batches > 20_000, "the problems say something"
     assert larger > 3_000, "and of batches"
 
@@ -167,9 +167,9 @@ def test_a_batch_ends_where_a_member_would_not_allow_it() -> None:
 
 
 @pytest.mark.parametrize("speed", [1.0, 100.0], ids=["busy", "idle"])
-def test_packing_takes_work_in_proportion_to_the_requests(speed: float) -> None:
+def test_packing_costs_work_in_proportion_to_the_requests(speed: float) -> None:
     paces = [Pace(str(n), 3 + n % 4, 1 + n % 5, 0, -(n % 3)) for n in range(16)]
-    latencies = Latencies(tuple(takes / speed for takes in (1.0, 1.4, 1.8, 2.2, 2.6)))
+    latencies = Latencies(tuple(seconds / speed for seconds in (1.0, 1.4, 1.8, 2.2, 2.6)))
 
     def count_calls(horizon: float) -> int:
         calls = 0

@@ -33,7 +33,7 @@ def a_wish(source: random.Random) -> Wish:
     )
 
 
-def test_settings_hold_most_robots_of_all_that_keep_the_bound() -> None:
+def test_settings_serve_most_robots_of_all_within_the_bound() -> None:
     source = random.Random(1)
     for _ in range(500):
         wish = a_wish(source)
@@ -67,9 +67,9 @@ def test_the_age_of_results_is_that_of_frames_counted_one_by_one() -> None:
             start += max(GPU.batch_latency(1), wish.frame_interval) * source.uniform(1.001, 5)
         results = [(0, wish.result_age(GPU.batch_latency(8)))]  # frame, and the first frame for which it is known
         for batch in plan:
-            known = batch.start + GPU.batch_latency(1) + wish.down
+            first_frame = batch.start + GPU.batch_latency(1) + wish.down
             frame = batch.members[0][1]
-            results.append((frame, max(frame + 1, math.ceil(known / wish.frame_interval - 1e-9))))
+            results.append((frame, max(frame + 1, math.ceil(first_frame / wish.frame_interval - 1e-9))))
         if results[1][1] < results[0][1]:  # the plan's first result comes before that of the frame asked for last
             results = results[1:]
         ages: List[int] = []
@@ -86,48 +86,48 @@ def fleet(count: int, bound: float, slope: float = 0.005, batch: int = 8) -> Lis
     return [Client(str(n), wish, 0, 0.012 - 0.005 * (n % 7)) for n in range(count)]
 
 
-def test_more_robots_are_held_under_looser_bounds_and_in_batches() -> None:
-    def held(bound: float, batch: int = 8) -> int:
+def test_more_robots_are_served_under_looser_bounds_and_in_batches() -> None:
+    def count_served(bound: float, batch: int = 8) -> int:
         return len(fit_clients(fleet(60, bound, batch=batch), GPU, Moment(0.05, 1.0))[0].clients)
 
-    assert held(0.01) < held(0.03) < held(0.06)
-    assert held(0.03, batch=1) < held(0.03)
+    assert count_served(0.01) < count_served(0.03) < count_served(0.06)
+    assert count_served(0.03, batch=1) < count_served(0.03)
 
 
-def test_a_schedule_that_holds_keeps_every_bound_and_tells_who_had_to_go() -> None:
+def test_a_feasible_schedule_meets_every_bound_and_reports_evicted_robots() -> None:
     clients = fleet(60, 0.03)
-    plan, gone = fit_clients(clients, GPU, Moment(0.05, 1.0))
+    plan, evicted = fit_clients(clients, GPU, Moment(0.05, 1.0))
     assert plan.holds
-    assert len(plan.clients) + len(gone) == 60
+    assert len(plan.clients) + len(evicted) == 60
     assert all(drop <= 0.03 + 1e-12 for drop in plan.drops)
     assert not make_schedule(clients, GPU, Moment(0.05, 1.0)).holds
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_servers_plan_waits_for_the_next_frame_where_nobody_has_a_new_one(whole: bool) -> None:
+@pytest.mark.parametrize("fixed", [False, True])
+def test_the_servers_schedule_waits_for_the_next_frame_if_no_robot_has_a_new_one(fixed: bool) -> None:
     """The last frame came 0.3 intervals ago, and the device is free."""
     latencies = Latencies((0.14,))
     wishes = [Wish(bound, 0.02, 0.1) for bound in (0.01, 0.05, 0.3)]
     for wish in wishes:
         for age in (-0.05, 0.0, 0.03, 0.09):
             plan = make_schedule(
-                [Client("r0", wish, 48, 14.6)], latencies, Moment(14.6 + age, 6.0, fixed_intervals=whole)
+                [Client("r0", wish, 48, 14.6)], latencies, Moment(14.6 + age, 6.0, fixed_intervals=fixed)
             )
             assert plan.batches
             assert plan.batches[0].start <= 14.6 + age + wish.frame_interval * MAX_INTERVAL / 2
             assert all(frame > 48 for batch in plan.batches for _, frame in batch.members)
 
 
-def test_a_full_server_says_what_it_could_promise() -> None:
+def test_a_full_server_names_a_feasible_promise() -> None:
     clients = fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients
 
     def newcomer(bound: float) -> Client:
         return Client("new", Wish(bound, 0.005, 1 / 30, 0.012, 0.006, 8), 0, 0.0)
 
-    for asked in (0.008, 1e-9):
-        plan, offer = admit_client(newcomer, asked, clients, GPU, Moment(0.05, 1.0))
+    for requests in (0.008, 1e-9):
+        plan, offer = admit_client(newcomer, requests, clients, GPU, Moment(0.05, 1.0))
         assert plan is None
-        assert asked < offer <= 1.0
+        assert requests < offer <= 1.0
         assert offer == float(f"{offer:.3g}"), "what people read is what is offered"
         assert admit_client(newcomer, offer, clients, GPU, Moment(0.05, 1.0))[0] is not None
     wild = [replace(one, wish=replace(one.wish, slope=1.0)) for one in fleet(200, 0.01)]
@@ -135,7 +135,7 @@ def test_a_full_server_says_what_it_could_promise() -> None:
     assert admit_client(newcomer, 0.008, [], GPU, Moment(0.05, 1.0))[0] is not None
 
 
-def test_other_work_takes_room_from_promises() -> None:
+def test_other_work_reduces_room_for_promises() -> None:
     free = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients)
     busy = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other=0.4))[0].clients)
     assert busy < free
@@ -152,7 +152,7 @@ def spent(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("bound", [0.012, 0.01, 0.005, 0.001])
-def test_a_plan_where_nothing_fits_takes_no_more_than_a_few_where_all_do(bound: float) -> None:
+def test_an_infeasible_schedule_costs_no_more_time_than_a_few_feasible_ones(bound: float) -> None:
     moment = Moment(0.05, 2.0)
     assert make_schedule(fleet(16, 0.02), GPU, moment).holds
     assert not make_schedule(fleet(16, bound), GPU, moment).holds
@@ -168,16 +168,18 @@ def test_a_plan_that_is_too_full_is_no_longer_than_its_horizon_and_shares_the_de
     assert max(turns) - min(turns) <= 1
 
 
-def test_as_many_are_held_as_when_they_go_one_by_one() -> None:
+def test_as_many_are_served_as_with_one_by_one_eviction() -> None:
     source = random.Random(7)
     for _ in range(60):
         clients = [replace(one, wish=a_wish(source)) for one in fleet(source.randint(1, 14), 0.05)]
         moment = Moment(0.05, 1.0)
-        plan, gone = fit_clients(clients, GPU, moment)
+        plan, evicted = fit_clients(clients, GPU, moment)
         assert plan.holds
-        assert {one.robot for one in plan.clients} | {one.robot for one in gone} == {one.robot for one in clients}
-        if gone:
-            assert not make_schedule([*plan.clients, gone[-1]], GPU, moment).holds, "nobody goes for whom there is room"
+        assert {one.robot for one in plan.clients} | {one.robot for one in evicted} == {one.robot for one in clients}
+        if evicted:
+            assert not make_schedule([*plan.clients, evicted[-1]], GPU, moment).holds, (
+                "nobody goes for whom there is room"
+            )
 
 
 @pytest.mark.parametrize("wrong", [

@@ -64,7 +64,7 @@ class Rig:
         self.now = 100.0
         self.others = Others()
         self.failed: List[Tuple[Request, BaseException]] = []
-        self.told: List[Tuple[Peer, str, Dict[str, Any]]] = []
+        self.notifications: List[Tuple[Peer, str, Dict[str, Any]]] = []
         self.sizes: List[int] = []
         self.answers: List[Tuple[Peer, Message]] = []
         self.broken = False
@@ -72,7 +72,7 @@ class Rig:
         book = StatusBook(clock=lambda: self.now)
         self.register = PromiseRegister(lambda: self.now)
         self.promises = PromiseScheduler(
-            self.others, self.register, self.queue, self._fail, lambda *told: self.told.append(told)
+            self.others, self.register, self.queue, self._fail, lambda *told: self.notifications.append(told)
         )
         module = torch.nn.Identity()
         self.opened = OpenedModel(Replica("net", {}, ModuleExecutor(module), "hash"), (TensorSpec("float32", (4,)),))
@@ -103,17 +103,17 @@ class Robot:
         self.peer = Peer(f"robot{number}", f"key{number}", session, ready=True)
         self.sent: Dict[int, ServerInference] = {}
         self.still = False
-        self.ask = PromiseRequest(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
+        self.request = PromiseRequest(1, bound, FRAME_S, True, self.frame(), 0.0, slope, 0.0, 0.012, 0.006)
 
     def frame(self) -> int:
         return int((self.rig.now - self.phase) / FRAME_S)
 
     def join(self) -> None:
-        arrived = self.phase + self.ask.frame * FRAME_S + 0.012
-        self.rig.register.admit_robot(self.peer, self.ask, self.rig.subject, 8, arrived)
+        arrived = self.phase + self.request.frame * FRAME_S + 0.012
+        self.rig.register.admit_robot(self.peer, self.request, self.rig.subject, 8, arrived)
 
     def turns(self) -> List[Tuple[int, float]]:
-        for peer, kind, body in reversed(self.rig.told):
+        for peer, kind, body in reversed(self.rig.notifications):
             if peer is self.peer and kind == TURNS:
                 return [(frame, begin) for frame, begin in body["turns"]]
         return []
@@ -191,14 +191,14 @@ def test_robots_that_follow_their_turns_are_computed_together_and_promises_hold(
     assert rig.book.make_status(0, 0).load > 0.5
 
 
-def test_a_robot_that_is_refused_is_told_what_could_be_promised() -> None:
+def test_a_refused_robot_gets_a_feasible_promise() -> None:
     rig = Rig()
     joined(rig, 64)
     with pytest.raises(Refused, match=r"full: .* could be promised now"):
         rig.robot(99, 0.0005).join()
 
 
-def test_frames_that_do_not_come_are_left_out_and_counted() -> None:
+def test_absent_frames_are_omitted_and_counted() -> None:
     rig = Rig()
     robots = joined(rig, 10)
     drive(rig, robots, 6.0, random.Random(2), lost=0.2)
@@ -233,7 +233,7 @@ def test_a_robot_without_a_promise_gains_nothing_by_a_turn() -> None:
     assert other.send(robot.turns()[0][0]) in rig.others.taken
 
 
-def test_frames_wait_for_no_batch_that_there_is_not_any_more() -> None:
+def test_frames_wait_for_no_cancelled_batch() -> None:
     rig = Rig()
     robot, other = joined(rig, 2)
     rig.promises.update_plan()
@@ -248,7 +248,7 @@ def test_frames_wait_for_no_batch_that_there_is_not_any_more() -> None:
     assert [request for request, _ in rig.failed] == [refused.request], "it is told at once"
 
 
-def test_who_has_gone_waits_for_nothing_and_has_no_promise() -> None:
+def test_a_disconnected_robot_has_no_request_and_no_promise() -> None:
     rig = Rig()
     robot, _ = joined(rig, 2)
     rig.promises.update_plan()
@@ -262,12 +262,12 @@ def test_who_has_gone_waits_for_nothing_and_has_no_promise() -> None:
     assert not rig.others.taken
 
 
-def test_a_silent_robot_loses_its_promise_and_is_told_why() -> None:
+def test_a_silent_robot_loses_its_promise_and_gets_the_reason() -> None:
     rig = Rig()
     robots = joined(rig, 3)
     silent = robots.pop()
     drive(rig, robots, SILENT_S + 3.0, random.Random(3))
-    assert [(peer, body["reason"][:27]) for peer, kind, body in rig.told if kind == ENDED] == [
+    assert [(peer, body["reason"][:27]) for peer, kind, body in rig.notifications if kind == ENDED] == [
         (silent.peer, "none of its frames came for")
     ]
     assert len(rig.promises.status()[1]) == 2
@@ -286,10 +286,10 @@ def test_a_robot_whose_turns_are_rare_is_not_silent_when_one_was_missed() -> Non
         rig.now = max(rig.now, due)
         rig.promises.run()
     rig.promises.update_plan()
-    assert [(peer, kind) for peer, kind, _ in rig.told if kind == ENDED] == [(robots[0].peer, ENDED)]
+    assert [(peer, kind) for peer, kind, _ in rig.notifications if kind == ENDED] == [(robots[0].peer, ENDED)]
 
 
-def test_one_promise_for_each_robot_and_a_new_connection_takes_it_over() -> None:
+def test_one_promise_for_each_robot_and_a_new_connection_inherits_it() -> None:
     rig = Rig()
     (robot,) = joined(rig, 1)
     with pytest.raises(BadInput, match="has a promise already"):
@@ -307,25 +307,25 @@ def test_promises_are_made_for_one_model_and_shape_at_a_time() -> None:
     other = PromiseSubject(OpenedModel(rig.opened.replica, (TensorSpec("float32", (5,)),)), rig._run, GPU)
     newcomer = rig.robot(1)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
-        rig.register.admit_robot(newcomer.peer, newcomer.ask, other, 8, rig.now)
+        rig.register.admit_robot(newcomer.peer, newcomer.request, other, 8, rig.now)
     with pytest.raises(Refused, match="promises are made for model 'net'"):
         rig.register.check_subject(other.opened)
     rig.promises.end_promise(robot.peer)
-    rig.register.admit_robot(newcomer.peer, newcomer.ask, other, 8, rig.now)
+    rig.register.admit_robot(newcomer.peer, newcomer.request, other, 8, rig.now)
     rig.register.check_subject(other.opened)
 
 
 @pytest.mark.parametrize(
     "turn", [7, {}, {"frame": 1}, {"frame": 1, "slope": float("nan")}, {"frame": 1, "slope": -1}, {"frame": 2**70}]
 )
-def test_what_cannot_be_said_of_a_turn_is_refused(turn: Any) -> None:
+def test_invalid_turn_fields_are_refused(turn: Any) -> None:
     rig = Rig()
     (robot,) = joined(rig, 1)
     with pytest.raises(ProtocolError):
         robot.send(1, turn=turn)
 
 
-def test_a_robot_that_lies_loses_its_own_promise_and_no_other() -> None:
+def test_a_robot_that_lies_loses_only_its_promise() -> None:
     """It says that its scene has become wild: it takes most of the device then, so it is the one that goes."""
     rig = Rig()
     robots = joined(rig, 64)
@@ -333,27 +333,27 @@ def test_a_robot_that_lies_loses_its_own_promise_and_no_other() -> None:
     before = len(robots)
     liar.slope = 1.0
     drive(rig, robots, 4.0, random.Random(4))
-    assert [peer for peer, kind, _ in rig.told if kind == ENDED] == [liar.peer]
+    assert [peer for peer, kind, _ in rig.notifications if kind == ENDED] == [liar.peer]
     _, status = rig.promises.status()
     assert len(status) == before - 1
     assert all(one.drop <= one.bound for one in status)
 
 
-def test_a_robot_that_lies_is_held_against_its_own_results() -> None:
+def test_a_robot_that_lies_is_compared_with_its_results() -> None:
     """Its results are always the same: they cannot be outdated, whatever it says."""
     rig = Rig()
     robots = joined(rig, 12)
     honest, liar = robots[0], robots[3]
     liar.slope, liar.still = 0.12, True
     drive(rig, robots, 6.0, random.Random(4))
-    assert not [peer for peer, kind, _ in rig.told if kind == ENDED]
+    assert not [peer for peer, kind, _ in rig.notifications if kind == ENDED]
     by_name = {one.robot: one for one in rig.promises.status()[1]}
     assert "is believed" in by_name[liar.peer.name].note
     assert by_name[honest.peer.name].note == ""
     assert by_name[liar.peer.name].interval > 0.5 * by_name[honest.peer.name].interval, "it gains little"
 
 
-def test_an_emulated_device_says_nothing_of_robots() -> None:
+def test_an_emulated_device_has_no_notes_on_robots() -> None:
     rig = Rig()
     rig.subject = replace(rig.subject, judges=False)
     robots = joined(rig, 4)
@@ -362,7 +362,7 @@ def test_an_emulated_device_says_nothing_of_robots() -> None:
     assert all(one.note == "" for one in rig.promises.status()[1])
 
 
-def test_who_said_little_to_be_let_in_goes_before_who_said_the_truth() -> None:
+def test_robots_that_understate_their_loss_are_evicted_before_honest_ones() -> None:
     room = len(joined(Rig(), 64))
     rig = Rig()
     rig.subject = replace(rig.subject, judges=False)
@@ -372,9 +372,9 @@ def test_who_said_little_to_be_let_in_goes_before_who_said_the_truth() -> None:
     for robot in late:
         robot.slope = robots[0].slope * 0.98  # a little less than anybody else says
     drive(rig, [*robots, *late], 8.0, random.Random(4))
-    gone = {peer.name for peer, kind, _ in rig.told if kind == ENDED}
-    assert gone, "there is no room for all"
-    assert gone <= {robot.peer.name for robot in late}
+    evicted = {peer.name for peer, kind, _ in rig.notifications if kind == ENDED}
+    assert evicted, "there is no room for all"
+    assert evicted <= {robot.peer.name for robot in late}
 
 
 def _joined(robot: Robot) -> bool:
@@ -385,19 +385,19 @@ def _joined(robot: Robot) -> bool:
     return True
 
 
-def test_work_that_is_done_though_there_is_no_room_is_counted_in_plans() -> None:
+def test_work_without_room_is_counted_in_plans() -> None:
     rig = Rig()
     robots = joined(rig, 64)
     rig.promises.update_plan()
     rig.queue.forced = 0.3
     for _ in range(FAILED_PLANS + 1):
         rig.promises.update_plan()
-    gone = [body["reason"] for _, kind, body in rig.told if kind == ENDED]
-    assert 0 < len(gone) < len(robots), "promises that cannot be kept beside it are taken back, and no other"
-    assert all("cannot be kept beside" in why for why in gone)
+    evicted = [body["reason"] for _, kind, body in rig.notifications if kind == ENDED]
+    assert 0 < len(evicted) < len(robots), "promises that cannot be kept beside it are taken back, and no other"
+    assert all("cannot be kept beside" in why for why in evicted)
 
 
-def test_jumping_frame_numbers_cost_nobody_else_anything() -> None:
+def test_jumping_frame_numbers_cost_other_robots_nothing() -> None:
     rig = Rig()
     robots = joined(rig, 12)
     source = random.Random(5)

@@ -20,15 +20,15 @@ def batches(module: torch.nn.Module, executor: ModuleExecutor) -> BatchRunner:
     return BatchRunner(Replica("net", {}, executor, "hash"), SPECS)
 
 
-def test_measured_once_and_kept(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_measured_once_and_cached(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     module = torch.nn.Linear(4, 4)
-    found = batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
-    assert len(found.median_s) == len(found.p95_s) == 8
-    assert list(found.median_s) == sorted(found.median_s)
-    assert list(found.p95_s) == sorted(found.p95_s)
-    assert all(p95 >= median > 0 for median, p95 in zip(found.median_s, found.p95_s))
-    again = batches(module, ModuleExecutor(module)).load_or_measure(lambda: pytest.fail("measured again"), tmp_path)
-    assert again == found
+    table = batches(module, ModuleExecutor(module)).load_or_measure(lambda: None, tmp_path)
+    assert len(table.median_s) == len(table.p95_s) == 8
+    assert list(table.median_s) == sorted(table.median_s)
+    assert list(table.p95_s) == sorted(table.p95_s)
+    assert all(p95 >= median > 0 for median, p95 in zip(table.median_s, table.p95_s))
+    reloaded = batches(module, ModuleExecutor(module)).load_or_measure(lambda: pytest.fail("measured again"), tmp_path)
+    assert reloaded == table
     for path in tmp_path.glob("*.json"):
         path.write_text('{"median_s": [2, 1], "p95_s": [2, 1], "equal": 1, "reason": ""}')
     with caplog.at_level(logging.WARNING):
@@ -41,6 +41,6 @@ def test_a_module_that_cannot_be_batched_has_batch_one(tmp_path: pathlib.Path) -
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[x > float(x.mean())]
 
-    found = batches(Undecided(), ModuleExecutor(Undecided())).load_or_measure(lambda: None, tmp_path)
-    assert len(found.median_s) == found.equal == 1
-    assert found.reason.startswith("batch 2: ")
+    table = batches(Undecided(), ModuleExecutor(Undecided())).load_or_measure(lambda: None, tmp_path)
+    assert len(table.median_s) == table.equal == 1
+    assert table.reason.startswith("batch 2: ")

@@ -43,9 +43,9 @@ def test_without_a_compiler_plans_are_made_by_the_order_of_arrivals(monkeypatch:
 
 
 def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies, float, float, float]:
-    takes = [source.uniform(0.003, 0.1)]
+    seconds = [source.uniform(0.003, 0.1)]
     for _ in range(source.randrange(8)):
-        takes.append(takes[-1] + source.choice([0.0, source.uniform(0, 0.05)]))
+        seconds.append(seconds[-1] + source.choice([0.0, source.uniform(0, 0.05)]))
     begin = source.uniform(-5, 1e5)
     paces, ways = [], []
     for n in range(source.randrange(0, 20)):
@@ -68,7 +68,7 @@ def a_problem(source: random.Random) -> Tuple[List[Pace], List[float], Latencies
     return (
         paces,
         ways,
-        Latencies(tuple(takes)),
+        Latencies(tuple(seconds)),
         begin,
         begin + source.choice([0, 0.5, 2.0]),
         source.choice([0, 0.03, 0.3]),
@@ -149,7 +149,7 @@ def frames_of(plan: Sequence[Batch], count: int) -> Dict[int, List[int]]:
     return {one: [frame for batch in plan for place, frame in batch.members if place == one] for one in range(count)}
 
 
-def test_robots_whose_frames_come_together_take_turns_with_them() -> None:
+def test_robots_with_simultaneous_frames_share_windows() -> None:
     """A device that computes one of two before it is too late for the other's frame: each has every other frame."""
     paces = [Pace(str(n), 2.0, 1, 0, 0.0, 0.1, 0.0) for n in range(2)]
     plan = windows.plan_batches(paces, [0.03, 0.03], Latencies((0.05,)), 0.05, 3.0)
@@ -169,16 +169,16 @@ def a_fleet(count: int, seed: int = 6) -> List[Client]:
     return clients
 
 
-def test_more_are_held_in_windows_than_by_the_order_of_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
-    def held() -> int:
+def test_windows_serve_more_robots_than_the_order_of_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_served() -> int:
         count = 0
         while make_schedule(a_fleet(count + 1), GPU, Moment(0.3, 2.0, grace=0.03)).holds:
             count += 1
         return count
 
-    in_windows = held()
+    in_windows = count_served()
     monkeypatch.setattr(planner._Trial, "fit_windows", planner._Trial.fit_back_to_back)
-    assert in_windows >= 1.25 * held()
+    assert in_windows >= 1.25 * count_served()
 
 
 def test_the_plan_makes_up_for_what_robots_had_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,18 +75,18 @@ def drive(
             board.record_arrival(turn.robot, turn.frame, arrival)
             arrivals.append((arrival, robot, turn.frame))
         latest = max(batch.latest, now)
-        there = [one for one in arrivals if one[0] <= latest]
-        counts["late"] += len(arrivals) - len(there)
+        arrived = [one for one in arrivals if one[0] <= latest]
+        counts["late"] += len(arrivals) - len(arrived)
         board.start_next_batch(now)
-        if not there:
+        if not arrived:
             continue
-        start = max([now, *(arrival for arrival, _, _ in there)])
-        takes = board.latencies.batch_latency(len(there))
-        free = start + takes
-        for _, robot, frame in there:
+        start = max([now, *(arrival for arrival, _, _ in arrived)])
+        latency_s = board.latencies.batch_latency(len(arrived))
+        free = start + latency_s
+        for _, robot, frame in arrived:
             robot.results.append((frame, free + robot.wish.down))
             board.record_result(robot.name, frame, free)
         counts["batches"] += 1
-        counts["members"] += len(there)
-        counts["busy_s"] += takes
+        counts["members"] += len(arrived)
+        counts["busy_s"] += latency_s
     return counts

@@ -40,18 +40,18 @@ def check_rows(chain: Chain, axis: int, ranges: List[Tuple[int, int]]) -> Locali
     sequence = chain.finish()
     located = analyse_locality(sequence, {0: axis})
     index = len(sequence) - 1
-    found = located.operators[index]
-    assert found.local is not None, f"{sequence.operators[index].name} is not local"
+    footprint = located.operators[index]
+    assert footprint.local is not None, f"{sequence.operators[index].name} is not local"
     (number,) = sequence.outputs
-    whole, out_axis = chain.tensors[number], located.axes[number]
-    assert found.length == whole.shape[out_axis]
+    complete, out_axis = chain.tensors[number], located.axes[number]
+    assert footprint.length == complete.shape[out_axis]
     for low, high in ranges:
-        low, high = low % found.length, found.length - high % found.length
+        low, high = low % footprint.length, footprint.length - high % footprint.length
         if low >= high:
-            low, high = 0, found.length
+            low, high = 0, footprint.length
         fragments = Fragments(chain, located, located.footprint(index, low, high))
-        got = found.local.run(low, high, fragments)[0]
-        want = whole.narrow(out_axis, low, high - low)
+        got = footprint.local.run(low, high, fragments)[0]
+        want = complete.narrow(out_axis, low, high - low)
         assert got.shape == want.shape
         assert got.dtype == want.dtype
         if want.dtype.is_floating_point:
@@ -267,7 +267,7 @@ def test_operators_of_other_libraries_are_global_not_errors() -> None:
     assert analyse_locality(sequence, {0: 1}).operators[0].kind is Locality.GLOBAL
 
 
-def test_keys_and_values_are_needed_whole_while_queries_are_split() -> None:
+def test_keys_and_values_are_needed_completely_while_queries_are_split() -> None:
     chain = Chain(R(1, 2, 8, 4).double())
     key = Ref(chain.call("aten.mul.Tensor", X, 2.0))
     value = Ref(chain.call("aten.mul.Tensor", X, 3.0))
@@ -285,7 +285,7 @@ def test_a_grid_is_split_and_what_it_points_into_is_not(ranges: Any, axis: int, 
     check_rows(chain, axis, ranges)
 
 
-def test_a_grid_of_the_inputs_own_points_anywhere_into_it() -> None:
+def test_a_grid_of_the_inputs_points_anywhere_into_it() -> None:
     """The grid is computed from the input's rows, as optical flow is: both are split, and one is needed whole."""
     chain = Chain(R(1, 2, 7, 5).double())
     grid = Ref(chain.call("aten.permute.default", Ref(chain.call("aten.tanh.default", X)), [0, 2, 3, 1]))
@@ -297,7 +297,7 @@ def test_a_grid_of_the_inputs_own_points_anywhere_into_it() -> None:
     )
 
 
-def test_a_grid_that_is_there_whole_is_cut_where_the_input_is_split() -> None:
+def test_a_complete_grid_is_cut_where_the_input_is_split() -> None:
     chain = Chain(R(1, 3, 6, 4).double())
     chain.call("aten.grid_sampler_2d.default", X, GRID[:1], 0, 0, False)
     located = check_rows(chain, 3, [(0, 0), (1, 2)])

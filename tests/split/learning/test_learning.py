@@ -76,17 +76,17 @@ OTHERS = []
 
 
 def children():
-    found = []
+    pids = []
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if b"split.learning.worker" in path.read_bytes():
                 state = (path.parent / "stat").read_text().rpartition(")")[2].split()
                 pid = int(path.parent.name)
                 if int(state[1]) == os.getpid() and state[0] != "Z" and pid not in OTHERS:
-                    found.append(pid)
+                    pids.append(pid)
         except OSError:
             continue
-    return found
+    return pids
 
 
 def the_child(timeout_s=60.0):
@@ -101,8 +101,8 @@ def test_costs_and_settings_are_the_same_as_data():
     network = trace_module(NAME, model_of(), [PICTURE])
     copies = CopyCosts(OperatorCost(1e-4, 1e-9), OperatorCost(2e-4, 2e-9))
     model = costs(network)
-    there = CostModel(**{**vars(model), "copies": {Side.SERVER: copies}})
-    for each in (model, there):
+    copied = CostModel(**{**vars(model), "copies": {Side.SERVER: copies}})
+    for each in (model, copied):
         assert costs_from_facts(costs_to_facts(each), network.located) == each
     for settings in (PlanSettings(), PlanSettings("dsccs", Objective("deadline", deadline_s=0.2), Effort(1.0, 5, 3))):
         assert settings_from_facts(settings_to_facts(settings)) == settings
@@ -115,57 +115,57 @@ def test_costs_and_settings_are_the_same_as_data():
 
 @pytest.mark.process
 @pytest.mark.parametrize("factory", ["pictures", "listed"])
-def test_what_it_learns_is_what_is_learnt_here(factory):
+def test_learning_in_a_process_equals_learning_in_process(factory):
     module = model_of(factory)
-    here = trace_module("here", module, [PICTURE])
-    learning, told = learning_of(module, factory), []
+    local = trace_module("here", module, [PICTURE])
+    learning, reports = learning_of(module, factory), []
     with learning.keep_process():
-        there = learning.trace_model(module, [PICTURE], told.append)
+        learned = learning.trace_model(module, [PICTURE], reports.append)
         if sys.platform == "linux":
             assert os.getpriority(os.PRIO_PROCESS, the_child()) >= worker.NICE_LEVEL
             assert pathlib.Path(f"/proc/{the_child()}/oom_score_adj").read_text() == "1000\n"
-        profile = learning.measure_profile(there, SplitDevice(), 1)
-        made = learning.make_plans(costs(there), BANDWIDTHS, SEARCH)
+        profile = learning.measure_profile(learned, SplitDevice(), 1)
+        made = learning.make_plans(costs(learned), BANDWIDTHS, SEARCH)
         assert learning.problem == ""
         assert len(children()) == 1, "one for all of it"
     assert children() == []
-    assert "it is being traced" in told or "the model is being built" in told
-    identity = sequence_hash(here.program.sequence)
-    assert sequence_hash(there.program.sequence) == identity == profile.sequence
-    assert there.located.axes == here.located.axes
-    for digest, tensor in here.program.constants.items():
-        assert torch.equal(there.program.constants[digest], tensor)
+    assert "it is being traced" in reports or "the model is being built" in reports
+    identity = sequence_hash(local.program.sequence)
+    assert sequence_hash(learned.program.sequence) == identity == profile.sequence
+    assert learned.located.axes == local.located.axes
+    for digest, tensor in local.program.constants.items():
+        assert torch.equal(learned.program.constants[digest], tensor)
     weights = {tensor.data_ptr() for tensor in module.parameters() if tensor.dim() == 4}
-    constants = {tensor.data_ptr() for tensor in there.program.constants.values()}
+    constants = {tensor.data_ptr() for tensor in learned.program.constants.values()}
     assert weights <= constants, "the weights are there once"
     with torch.no_grad():
-        for one, other in zip(there.module(PICTURE), module(PICTURE)):
+        for one, other in zip(learned.module(PICTURE), module(PICTURE)):
             assert torch.equal(one, other)
-    assert len(profile.points) == len(here.located.operators)
+    assert len(profile.points) == len(local.located.operators)
     assert profile.machine == fingerprint_of("cpu"), "it counts for this machine"
     assert profile.whole_s > 0
-    assert made == make_plans(costs(here), BANDWIDTHS, SEARCH)
+    assert made == make_plans(costs(local), BANDWIDTHS, SEARCH)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_whatever_becomes_of_it_the_split_is_learnt(how, monkeypatch):
+def test_the_split_is_learned_whatever_the_process_does(how, monkeypatch):
     module = model_of()
     if how is signal.SIGSTOP:
         monkeypatch.setattr(process, "PROCESS_LIMIT_S", 3.0)
-    learning, told, found = learning_of(module), [], []
-    asked = threading.Thread(target=lambda: found.append(learning.trace_model(module, [PICTURE], told.append)))
-    asked.start()
+    learning, reports, traced = learning_of(module), [], []
+    thread = threading.Thread(target=lambda: traced.append(learning.trace_model(module, [PICTURE], reports.append)))
+    thread.start()
     os.kill(the_child(), how)
-    asked.join(120.0)
-    assert sequence_hash(found[0].program.sequence) == sequence_hash(
+    thread.join(120.0)
+    assert sequence_hash(traced[0].program.sequence) == sequence_hash(
         trace_module("x", module, [PICTURE]).program.sequence
     )
-    words = "has not done it within 3 s" if how is signal.SIGSTOP else "ended with code -9"
-    assert words in learning.problem
-    assert any("in this process" in each and words in each and "another one is tried" in each for each in told)
+    problem = "has not done it within 3 s" if how is signal.SIGSTOP else "ended with code -9"
+    assert problem in learning.problem
+    assert any("in this process" in each and problem in each and "another one is tried" in each for each in reports)
     assert children() == []
-    assert learning.measure_profile(found[0], SplitDevice(), 1) is None, "a process knows what it has traced itself"
+    assert learning.measure_profile(traced[0], SplitDevice(), 1) is None, "a process knows what it has traced itself"
     assert children() == []
 
 
@@ -175,10 +175,10 @@ class Dying:
     def __init__(self, most):
         self.pids, self._most = [], most
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
 
-    def _look(self):
+    def _watch(self):
         while not self._over.wait(0.005):
             for pid in children():
                 if pid not in self.pids and len(self.pids) < self._most:
@@ -205,15 +205,15 @@ def dying():
 
 @pytest.mark.release
 @pytest.mark.process
-def test_after_one_that_failed_another_one_is_tried_when_something_is_to_be_learnt_again(dying):
+def test_after_a_failure_another_process_learns_the_next_split(dying):
     module = model_of()
-    learning, killed, told = learning_of(module), dying(1), []
+    learning, killed, reports = learning_of(module), dying(1), []
     with learning.keep_process():
         network = learning.trace_model(module, [PICTURE])
-        assert learning.make_plans(costs(network), BANDWIDTHS, SEARCH, told.append) == make_plans(
+        assert learning.make_plans(costs(network), BANDWIDTHS, SEARCH, reports.append) == make_plans(
             costs(network), BANDWIDTHS, SEARCH
         )
-        assert told == [f"in this process, for {learning.problem}"], "not twice for one thing"
+        assert reports == [f"in this process, for {learning.problem}"], "not twice for one thing"
     assert len(killed.pids) == 1
     assert learning.problem == (
         "the process of low priority ended with code -9 (1 in a row); another one is tried next time"
@@ -232,8 +232,8 @@ def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
     module = model_of()
     learning, killed = learning_of(module), dying(99)
     for _ in range(process.MOST_FAILURES + 2):
-        found = learning.trace_model(module, [PICTURE])
-        assert sequence_hash(found.program.sequence) == sequence_hash(
+        traced = learning.trace_model(module, [PICTURE])
+        assert sequence_hash(traced.program.sequence) == sequence_hash(
             trace_module("x", module, [PICTURE]).program.sequence
         )
     assert len(killed.pids) == process.MOST_FAILURES
@@ -243,16 +243,18 @@ def test_after_some_that_failed_in_a_row_none_is_tried_any_more(dying):
 
 @pytest.mark.release
 @pytest.mark.process
-def test_a_model_that_its_name_does_not_build_is_learnt_here():
+def test_a_model_that_cannot_be_built_by_name_is_learned_in_process():
     module = model_of(seed=2)
-    for learning, words in (
+    for learning, problem in (
         (learning_of(module, seed=1), "other weights"),
         (SplitLearning("no.such.module:factory", {}, lambda: registry.state_hash(module)), "cannot import"),
     ):
-        network, told = learning.trace_model(module, [PICTURE]), []
-        assert words in learning.problem
-        learning.make_plans(costs(network), BANDWIDTHS, SEARCH, told.append)
-        assert told == [f"in this process, for {learning.problem}"], "what one process refused the next one would, too"
+        network, reports = learning.trace_model(module, [PICTURE]), []
+        assert problem in learning.problem
+        learning.make_plans(costs(network), BANDWIDTHS, SEARCH, reports.append)
+        assert reports == [f"in this process, for {learning.problem}"], (
+            "what one process refused the next one would, too"
+        )
         assert sequence_hash(network.program.sequence) == sequence_hash(
             trace_module("x", module, [PICTURE]).program.sequence
         )
@@ -261,7 +263,7 @@ def test_a_model_that_its_name_does_not_build_is_learnt_here():
 
 
 @pytest.mark.process
-def test_what_cannot_be_traced_is_said_as_it_is_here():
+def test_an_untraceable_model_is_reported_as_in_process():
     module = model_of("branching")
     learning = learning_of(module, "branching")
     with pytest.raises(Unsupported, match="cannot be traced"):
@@ -271,21 +273,21 @@ def test_what_cannot_be_traced_is_said_as_it_is_here():
 
 
 @pytest.mark.process
-def test_closing_ends_it_and_nothing_more_is_learnt():
+def test_closing_ends_the_process_and_nothing_more_is_learned():
     module = model_of()
     learning, raised = learning_of(module), []
 
-    def ask():
+    def learn():
         try:
             learning.trace_model(module, [PICTURE])
         except Refused as error:
             raised.append(error)
 
-    asked = threading.Thread(target=ask)
-    asked.start()
+    thread = threading.Thread(target=learn)
+    thread.start()
     the_child()
     learning.close()
-    asked.join(60.0)
+    thread.join(60.0)
     assert raised
     assert children() == []
 
@@ -306,7 +308,7 @@ with learning.keep_process():
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["kill", "leave"])
-def test_it_ends_with_the_process_that_began_it(how):
+def test_the_process_ends_with_its_parent(how):
     root = str(pathlib.Path(__file__).parents[3])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(

@@ -20,7 +20,7 @@ from edge_offload.split.model.complete import complete_plan
 from edge_offload.split.model.cost import CostModel, OperatorCost
 from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.plan import PlanStep, RowTransfer, Side, SplitPlan
-from edge_offload_research.split.model.exactness import error, random_split
+from edge_offload_research.split.model.exactness import random_split, relative_error
 from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
 from edge_offload_research.split.runtime.streaming import stream_plan
@@ -43,8 +43,8 @@ def conv_stack(chooser: random.Random, gaps: bool = True) -> Tuple[Chain, Locali
     channels, height = 2, chooser.randint(9, 24)
     chain = Chain(rand(1, channels, height, 6))
     for _ in range(chooser.randint(1, 7)):
-        x, here = chain.tail, chain.tensors[chain.last]
-        channels, rows = here.shape[1], here.shape[2]
+        x, tensor = chain.tail, chain.tensors[chain.last]
+        channels, rows = tensor.shape[1], tensor.shape[2]
         kind = chooser.choice(["conv", "conv", "relu", "pool", "residual", "dense", "gate", "up", "attention"])
         if kind == "conv":
             k, dilation = chooser.choice([1, 2, 3, 5]), chooser.choice([1, 1, 2])
@@ -91,7 +91,7 @@ def test_random_plans_of_random_networks_are_exact(seed: int) -> None:
     chain, located = conv_stack(chooser)
     plan = check_plan(random_plan(located, chooser), located)
     got = run_plan(plan, located, chain.blobs, [chain.tensors[0]])
-    assert error(got, [chain.tensors[chain.last]]) <= TOLERANCE
+    assert relative_error(got, [chain.tensors[chain.last]]) <= TOLERANCE
 
 
 @given(seed=st.integers(0, 2**31))
@@ -100,21 +100,24 @@ def test_shrinking_any_halo_by_one_is_refused_and_would_be_wrong(seed: int) -> N
     chooser = random.Random(seed)
     chain, located = conv_stack(chooser, gaps=False)
     plan = check_plan(random_split(located, chooser), located)
-    assert error(run_plan(plan, located, chain.blobs, [chain.tensors[0]]), [chain.tensors[chain.last]]) <= TOLERANCE
+    assert (
+        relative_error(run_plan(plan, located, chain.blobs, [chain.tensors[0]]), [chain.tensors[chain.last]])
+        <= TOLERANCE
+    )
     wasteful = wastes_rows(plan, located) or has_global_window(located)
     for position, transfer in enumerate(plan.transfers):
         for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
-            kept = [replace(transfer, low=low, high=high)] if low < high else []
-            broken = replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
+            shortened = [replace(transfer, low=low, high=high)] if low < high else []
+            broken = replace(plan, transfers=(*plan.transfers[:position], *shortened, *plan.transfers[position + 1 :]))
             with pytest.raises(BadPlan):
                 check_plan(broken, located)
             got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
-            assert wasteful or error(got, [chain.tensors[chain.last]]) > 1e-6
+            assert wasteful or relative_error(got, [chain.tensors[chain.last]]) > 1e-6
 
 
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=80, deadline=None)
-def test_what_check_lets_through_is_exact_whatever_was_changed(seed: int) -> None:
+def test_accepted_plans_are_exact_after_any_mutation(seed: int) -> None:
     chooser = random.Random(seed)
     chain, located = conv_stack(chooser)
     plan = random_plan(located, chooser)
@@ -134,7 +137,7 @@ def test_what_check_lets_through_is_exact_whatever_was_changed(seed: int) -> Non
         except BadPlan:
             continue
         got = run_plan(broken, located, chain.blobs, [chain.tensors[0]])
-        assert error(got, [chain.tensors[chain.last]]) <= TOLERANCE
+        assert relative_error(got, [chain.tensors[chain.last]]) <= TOLERANCE
 
 
 def _reordered(plan: SplitPlan, chooser: random.Random) -> SplitPlan:
@@ -161,7 +164,7 @@ def _makespan_s(plan: SplitPlan, located: LocalityMap) -> float:
 
 @given(seed=st.integers(0, 2**31))
 @settings(max_examples=60, deadline=None)
-def test_check_lets_through_what_runs_to_its_end_and_nothing_else(seed: int) -> None:
+def test_exactly_the_runnable_plans_are_accepted(seed: int) -> None:
     chooser = random.Random(seed)
     _, located = conv_stack(chooser)
     plan = random_plan(located, chooser)
@@ -208,7 +211,7 @@ def test_halos_of_a_hand_made_cut() -> None:
     assert plan.splits_an_operator
 
 
-def test_each_invariant_has_its_own_refusal() -> None:
+def test_each_invariant_has_a_separate_refusal() -> None:
     _, located = two_convolutions()
     good = complete_plan(located, {0: (0, 7), 1: (0, 6), 2: (0, 1)}, {0: (5, 12), 1: (6, 12)})
     cases = {
@@ -226,10 +229,10 @@ def test_each_invariant_has_its_own_refusal() -> None:
         "which both sides have": replace(good, transfers=(RowTransfer(1, 0, 1, Side.ROBOT), *good.transfers)),
     }  # fmt: skip
     check_plan(good, located)
-    for words, plan in cases.items():
+    for message, plan in cases.items():
         with pytest.raises(BadPlan) as caught:
             check_plan(plan, located)
-        assert words in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_results_must_end_on_the_robot() -> None:

@@ -23,7 +23,7 @@ from edge_offload.split.model.plan import Side, SplitPlan
 from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import EQUAL_SHARE, PLANNERS, Effort, plan_table
-from edge_offload_research.split.model.exactness import error, random_split
+from edge_offload_research.split.model.exactness import random_split, relative_error
 from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.model.run_plan import run_plan
 from tests.split.branch_and_bound import solve
@@ -52,8 +52,8 @@ def located_of(chain: Chain) -> LocalityMap:
     return analyse_locality(chain.finish(), {0: 2})
 
 
-def costs(located: LocalityMap, whole_s: float, launch_s: float = 0.0) -> Tuple[OperatorCost, ...]:
-    return tuple(OperatorCost(launch_s, (whole_s - launch_s) / entry.length) for entry in located.operators)
+def costs(located: LocalityMap, total_s: float, launch_s: float = 0.0) -> Tuple[OperatorCost, ...]:
+    return tuple(OperatorCost(launch_s, (total_s - launch_s) / entry.length) for entry in located.operators)
 
 
 def model_of(
@@ -79,7 +79,7 @@ def test_server_only_timeline_is_upload_compute_download() -> None:
     assert [span.row for span in outcome.spans] == ["uplink", "server", "downlink"]
 
 
-def test_device_only_takes_no_link_and_full_power() -> None:
+def test_device_only_uses_no_link_and_full_power() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.1, request_s=9.0)
     space = Space(model, [1.0])
@@ -88,14 +88,14 @@ def test_device_only_takes_no_link_and_full_power() -> None:
     assert outcome.energy_j == pytest.approx(4.0 * model.power.inference)
 
 
-def test_device_only_takes_what_the_network_takes_without_a_plan() -> None:
+def test_device_only_costs_the_time_of_the_network_without_a_plan() -> None:
     """By operators the robot takes 4 s and the server 2; the plain network 1."""
     located = located_of(stack())
     model = model_of(located, 1.0, 0.5, alone_s=1.0)
     space = Space(model, [1e12])
-    alone, remote = space.score_recuts(space.device_only), space.score_recuts(space.server_only)
-    assert (float(alone.makespan_s[0]), float(remote.makespan_s[0])) == (1.0, pytest.approx(2.0))
-    outcome = simulate_plan(space.make_plan(alone, 1e12), model, 1e12)
+    local, remote = space.score_recuts(space.device_only), space.score_recuts(space.server_only)
+    assert (float(local.makespan_s[0]), float(remote.makespan_s[0])) == (1.0, pytest.approx(2.0))
+    outcome = simulate_plan(space.make_plan(local, 1e12), model, 1e12)
     assert outcome.makespan_s == outcome.robot_s == 1.0
     assert outcome.energy_j == pytest.approx(model.power.inference)
     for name in PLANNERS:
@@ -130,11 +130,11 @@ def test_sweep_agrees_with_simulate_and_more_bandwidth_never_hurts(seed: int) ->
     plan = check_plan(random_split(located, chooser), located)
     rates = np.array([1e2, 1e3, 1e4, 1e6])
     together, joules = sweep_bandwidths(compile_plan(plan, model), model, rates)
-    alone = [simulate_plan(plan, model, rate) for rate in rates]
-    assert np.allclose(together, [outcome.makespan_s for outcome in alone])
-    assert np.allclose(joules, [outcome.energy_j for outcome in alone])
+    single = [simulate_plan(plan, model, rate) for rate in rates]
+    assert np.allclose(together, [outcome.makespan_s for outcome in single])
+    assert np.allclose(joules, [outcome.energy_j for outcome in single])
     assert np.all(np.diff(together) <= 1e-9)
-    for outcome in alone:
+    for outcome in single:
         assert outcome.makespan_s >= max(outcome.robot_s, outcome.server_s) - 1e-12
         for lane in ("robot", "uplink", "server", "downlink"):
             spans = [span for span in outcome.spans if span.row == lane]
@@ -160,9 +160,9 @@ TINY = [
 
 def branching() -> Chain:
     chain = Chain(rand(1, 2, 3, 4))
-    left = chain.call("aten.conv2d.default", Ref(0), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
+    branch = chain.call("aten.conv2d.default", Ref(0), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     right = chain.call("aten.relu.default", Ref(0))
-    chain.call("aten.add.Tensor", Ref(left), Ref(right))
+    chain.call("aten.add.Tensor", Ref(branch), Ref(right))
     return chain
 
 
@@ -201,7 +201,7 @@ def test_no_planner_beats_the_optimum_and_the_default_comes_close(which: int) ->
                 assert got <= 1.35 * optimum
 
 
-def test_too_large_for_exhaustive_search_is_said() -> None:
+def test_too_large_for_exhaustive_search_is_reported() -> None:
     located = located_of(stack(rows=8, kernels=(3,) * 14))
     with pytest.raises(BadInput, match="15 operators"):
         solve(Space(model_of(located, 1.0, 0.1), [1e3]), Objective())
@@ -220,8 +220,8 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
             if number in located.free:
                 continue
             home = places[producer[number]] if number in producer else Side.ROBOT
-            there = {places[user] for user in users} | ({Side.ROBOT} if number in located.sequence.outputs else set())
-            if home.other in there:
+            sides = {places[user] for user in users} | ({Side.ROBOT} if number in located.sequence.outputs else set())
+            if home.other in sides:
                 total += model.make_payload(number, located.count_rows(number), home, "raw").idle_link_s(rate)
         best = min(best, total)
     return best
@@ -300,7 +300,7 @@ def test_a_split_wins_where_upload_and_compute_can_overlap() -> None:
     outcome = simulate_plan(table.plans[0], model, rate)
     assert outcome.makespan_s == pytest.approx(table.predicted_s[0])
     got = run_plan(table.plans[0], located, chain.blobs, [chain.tensors[0]])
-    assert error(got, [chain.tensors[chain.last]]) <= 1e-12
+    assert relative_error(got, [chain.tensors[chain.last]]) <= 1e-12
 
 
 def test_spso_ga_saves_energy_and_keeps_the_deadline_where_that_is_possible() -> None:
@@ -330,7 +330,7 @@ def test_codec_is_chosen_by_bandwidth_and_goes_into_the_plan() -> None:
         simulate_plan(replace(plans[0], transfers=(replace(first, codec="magic"), *rest)), model, 1.0)
 
 
-def test_table_looks_up_the_bin_below_and_unknown_names_are_refused() -> None:
+def test_table_selects_the_bin_below_and_refuses_unknown_names() -> None:
     located = located_of(stack(rows=8, kernels=(1,)))
     table = plan_table(Space(model_of(located, 1.0, 0.1), [10.0, 100.0, 1000.0]), "device_only")
     assert [table.find_index(rate) for rate in (0.0, 10.0, 99.0, 100.0, 1e9)] == [0, 0, 0, 1, 2]
@@ -353,7 +353,7 @@ def test_a_plan_whose_sides_wait_for_each_other_is_refused_by_check_and_simulati
         simulate_plan(reversed_plan, model_of(located, 1.0, 1.0), 100.0)
 
 
-def test_recuts_name_the_known_extremes() -> None:
+def test_recuts_label_the_extremes() -> None:
     located = located_of(stack())
     space = Space(model_of(located, 1.0, 0.1), [1e3])
     assert space.make_plan(space.score_recuts(space.device_only), 1e3).is_local
@@ -368,22 +368,22 @@ def test_copies_to_and_from_a_device_are_part_of_every_estimate() -> None:
     """The robot copies what it reads and what it made itself, each side what it sends and receives, piece by piece."""
     located = located_of(stack(kernels=(3,), head=False))
     free = model_of(located, 1.6, 0.16)
-    there, back = OperatorCost(0.125, 1 / 1024), OperatorCost(0.25, 2 / 1024)
-    copies = CopyCosts(there, back)
-    alone = Space(free, [576.0])
-    local = alone.make_plan(alone.score_recuts(alone.device_only), 576.0)
+    upload, back = OperatorCost(0.125, 1 / 1024), OperatorCost(0.25, 2 / 1024)
+    copies = CopyCosts(upload, back)
+    space = Space(free, [576.0])
+    local = space.make_plan(space.score_recuts(space.device_only), 576.0)
     size = 16 * 64
     on_robot = replace(free, copies={Side.ROBOT: copies})
-    own_s = there.seconds_for(size) + back.seconds_for(size)
-    assert simulate_plan(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + own_s)
+    copies_s = upload.seconds_for(size) + back.seconds_for(size)
+    assert simulate_plan(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + copies_s)
     assert simulate_plan(local, replace(free, copies={Side.SERVER: copies}), 576.0).makespan_s == pytest.approx(1.6)
-    remote = alone.make_plan(alone.score_recuts(alone.server_only), 576.0)
+    remote = space.make_plan(space.score_recuts(space.server_only), 576.0)
     before = simulate_plan(remote, free, 576.0).makespan_s
     assert simulate_plan(remote, on_robot, 576.0).makespan_s == pytest.approx(before), (
         "all of it is on the robot's host"
     )
     on_server = replace(free, copies={Side.SERVER: copies})
-    assert simulate_plan(remote, on_server, 576.0).makespan_s == pytest.approx(before + own_s)
+    assert simulate_plan(remote, on_server, 576.0).makespan_s == pytest.approx(before + copies_s)
     both = replace(free, copies=dict.fromkeys(Side, copies))
     payload = both.make_payload(located.sequence.inputs[0], 8, Side.ROBOT, "raw")
-    assert (payload.encode_s, payload.decode_s) == (0.0, there.seconds_for(8 * 64))
+    assert (payload.encode_s, payload.decode_s) == (0.0, upload.seconds_for(8 * 64))

@@ -39,14 +39,14 @@ def space_of(located: LocalityMap, rate: float = 300.0) -> Space:
 
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("way", ["own", "handed", "kept"])
-def test_splits_of_other_searches_are_found_again_from_their_rows(flipped: bool, way: str) -> None:
+def test_splits_of_other_searches_are_recovered_from_their_rows(flipped: bool, way: str) -> None:
     space = space_of(blocks(3, 16))
     middle = Recut(6, 0.5, flipped, sent=way == "handed", fixed_share=way == "kept")
     for recuts in (space.device_only, space.server_only, (middle, Recut(space.last, 0.0))):
         scored = space.score_recuts(recuts)
         rows, counted_back = server_rows(space, scored)
-        again = space.score_ranges(*split_ranges(space, rows, counted_back))
-        assert (again.robot, again.server) == (scored.robot, scored.server)
+        rescored = space.score_ranges(*split_ranges(space, rows, counted_back))
+        assert (rescored.robot, rescored.server) == (scored.robot, scored.server)
 
 
 def test_a_row_less_on_the_server_is_made_by_the_robot_and_handed_over() -> None:
@@ -82,9 +82,9 @@ def test_what_moves_from_any_plan_is_a_plan_and_no_slower() -> None:
         plan = random_plan(located, random.Random(seed))
         steps = [{step.operator: (step.low, step.high) for step in plan.steps_of(side)} for side in Side]
         start = space.score_ranges(steps[0], steps[1])
-        (found,) = refine_rows(space, Objective(), [start], 40, random.Random(seed))
-        assert found.makespan_s[0] <= start.makespan_s[0]
-        check_plan(space.make_plan(found, 300.0), located, space.identity)
+        (refined,) = refine_rows(space, Objective(), [start], 40, random.Random(seed))
+        assert refined.makespan_s[0] <= start.makespan_s[0]
+        check_plan(space.make_plan(refined, 300.0), located, space.identity)
 
 
 def test_moves_that_cost_a_little_lead_out_of_a_plan_that_no_move_betters() -> None:
@@ -104,12 +104,12 @@ def test_moves_that_cost_never_end_in_a_worse_plan(slack: float) -> None:
     space = Space(space.model, [100.0, 300.0, 900.0])
     starts = [space.score_recuts(recuts) for recuts in (space.server_only, space.device_only, (Recut(6, 0.5),))]
     for start in starts:
-        found = refine_rows(space, Objective(), [start] * 3, 60, random.Random(0), slack=slack)
-        for at, scored in enumerate(found):
+        refined = refine_rows(space, Objective(), [start] * 3, 60, random.Random(0), slack=slack)
+        for at, scored in enumerate(refined):
             assert scored.makespan_s[at] <= start.makespan_s[at]
 
 
-def test_it_stops_when_told() -> None:
+def test_search_stops_on_request() -> None:
     space = space_of(blocks(2, 12))
     start = [space.score_recuts(space.server_only)]
     assert refine_rows(space, Objective(), start, 500, random.Random(0), lambda: True) == start

@@ -28,7 +28,7 @@ from edge_offload.split.runtime import device_half, places, profile
 from edge_offload.split.runtime.pieces import cut_transfer, decode_piece, encode_piece
 from edge_offload.split.runtime.progress import SplitProgress
 from edge_offload.split.runtime.tables import compile_ready
-from edge_offload_research.split.model.exactness import as_double, error, random_split
+from edge_offload_research.split.model.exactness import as_double, random_split, relative_error
 from tests.split.runtime.mutations import MUTATIONS
 from tests.split.split_plans import random_plan, unsplit
 from tests.split.test_zoo import SIZES
@@ -94,8 +94,14 @@ def of_the_zoo(name, seeds=2):
             make = random_plan if seed % 2 else random_split
             plan = compile_ready(make(located, random.Random(seed)), located, identity)
             place = next(where)
-            found = infer(plan, located, shared, [x], placed(place), 1 << 20)
-            yield {"name": name, "axis": str(choice), "seed": seed, "on": place, "error": error(found, truth)}
+            outputs = infer(plan, located, shared, [x], placed(place), 1 << 20)
+            yield {
+                "name": name,
+                "axis": str(choice),
+                "seed": seed,
+                "on": place,
+                "error": relative_error(outputs, truth),
+            }
 
 
 class Small(nn.Module):
@@ -130,8 +136,8 @@ def what_is_wrong():
             streams = placed(place)
             for seed in SEEDS:
                 plan = compile_ready(random_plan(located, random.Random(seed)), located, identity)
-                found = infer(plan, located, shared, [x], streams, 256, 1.01 if seed == 1 else 1.0)
-                if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected)):
+                outputs = infer(plan, located, shared, [x], streams, 256, 1.01 if seed == 1 else 1.0)
+                if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(outputs, expected)):
                     return f"the results of plan {seed} on {place}"
         network = TracedNetwork("small", program, located, (x,), None, module)
         made = profile.measure_profile(network, 2, codecs=False, device=GPU)
@@ -172,8 +178,8 @@ def mutations():
 def main(what, *names):
     torch.set_num_threads(1)
     torch.backends.mha.set_fastpath_enabled(False)
-    found = mutations() if what == "mutations" else itertools.chain.from_iterable(map(of_the_zoo, names))
-    for item in found:
+    facts = mutations() if what == "mutations" else itertools.chain.from_iterable(map(of_the_zoo, names))
+    for item in facts:
         print(json.dumps(item), flush=True)
 
 

@@ -28,7 +28,7 @@ WAITS = re.compile(
 needs_device = pytest.mark.skipif(not libraries.device_is_possible(), reason="no C++ compiler, no virtual device")
 
 
-def told(*arguments, seed="1"):
+def run_app(*arguments, seed="1"):
     """What the app says, a line of JSON each."""
     path = os.pathsep.join([str(APP.parents[3]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "local", "--", sys.executable, str(APP)]
@@ -42,7 +42,7 @@ def told(*arguments, seed="1"):
 
 def check_plans(*arguments, seed="1"):
     """Results in float64 within 1e-12 of their range; says what was run."""
-    plans = told(*arguments, seed=seed)
+    plans = run_app(*arguments, seed=seed)
     assert [item for item in plans if not item["error"] <= 1e-12] == []
     return plans
 
@@ -50,9 +50,9 @@ def check_plans(*arguments, seed="1"):
 @pytest.mark.process
 @needs_device
 def test_without_any_one_copy_event_or_wait_a_result_is_wrong() -> None:
-    found = told("mutations")
-    assert [item["wrong"] for item in found if not item["mutation"]] == ["", ""], "right as it stands"
-    taken_out = [item for item in found if item["mutation"]]
+    outcomes = run_app("mutations")
+    assert [item["wrong"] for item in outcomes if not item["mutation"]] == ["", ""], "right as it stands"
+    taken_out = [item for item in outcomes if item["mutation"]]
     assert len(taken_out) == len(MUTATIONS)
     assert [item["mutation"] for item in taken_out if not item["wrong"]] == []
 
@@ -68,8 +68,8 @@ def test_the_list_of_what_is_taken_out_is_complete() -> None:
 @pytest.mark.process
 @needs_device
 def test_plans_of_a_network_are_right_whenever_things_happen() -> None:
-    found = check_plans("zoo", "mobilenet_v3_large", seed="7")
-    assert {item["on"] for item in found} == {"robot", "server", "both"}
+    outcomes = check_plans("zoo", "mobilenet_v3_large", seed="7")
+    assert {item["on"] for item in outcomes} == {"robot", "server", "both"}
 
 
 @pytest.mark.slow

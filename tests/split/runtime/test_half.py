@@ -19,7 +19,7 @@ ROWS, PARTS = 32, 8
 
 
 @pytest.mark.process
-def test_rows_that_two_threads_bring_at_once_are_all_there(monkeypatch):
+def test_rows_of_two_concurrent_threads_are_complete(monkeypatch):
     value = torch.arange(ROWS * 4.0).reshape(1, 1, ROWS, 4)
     sequence = from_module(nn.ReLU(), [value]).sequence
     (number,) = sequence.inputs

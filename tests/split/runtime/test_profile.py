@@ -28,9 +28,9 @@ from edge_offload.split.runtime import profile as profiling
 from edge_offload.split.runtime.profile import Profile, make_cost_model, measure_profile, time_copies
 from edge_offload.split.runtime.tracing import trace_module
 from edge_offload.subcommands import options
-from edge_offload_research.commands.plan import bins
+from edge_offload_research.commands.plan import bandwidth_bins
 from edge_offload_research.networks import classifier_input
-from edge_offload_research.split.model.draw import draw
+from edge_offload_research.split.model.draw import draw_plan
 from edge_offload_research.split.model.exactness import Verifier, random_split
 from tests.split.split_chains import Chain
 
@@ -49,19 +49,19 @@ def test_profile_round_trips_and_plans(tmp_path: pathlib.Path) -> None:
     given = network()
     profile = replace(measure_profile(given, repeats=2), copies=time_copies(torch.clone, torch.zeros))
     profile.write(tmp_path / "robot.json")
-    again = Profile.read(tmp_path / "robot.json")
-    assert again == profile
-    assert [len(points) > 1 for points in again.points] == [True] * 6 + [False], "a global operator has one size"
-    model = make_cost_model(given.located, again, again, slowdown=5.0)
+    loaded = Profile.read(tmp_path / "robot.json")
+    assert loaded == profile
+    assert [len(points) > 1 for points in loaded.points] == [True] * 6 + [False], "a global operator has one size"
+    model = make_cost_model(given.located, loaded, loaded, slowdown=5.0)
     assert model.robot[0].seconds_for(24) == pytest.approx(5.0 * model.server[0].seconds_for(24))
     table = plan_table(Space(model, [1e6]), "dsccs")
     assert set(model.copies) == set(Side)
     assert model.copies[Side.ROBOT].to_device.seconds_for(1 << 23) > 0
     assert profile.alone_s > 0
     assert model.alone_s == 5.0 * profile.alone_s
-    alone_s = model.alone_s + sum(model.local_copies_s(table.plans[0].robot))
-    assert table.predicted_s[0] <= alone_s * (1 + 1e-12)  # sums in another order round differently
-    draw(table.plans[0], model, 1e6, tmp_path / "plan.png", "stack")
+    local_s = model.alone_s + sum(model.local_copies_s(table.plans[0].robot))
+    assert table.predicted_s[0] <= local_s * (1 + 1e-12)  # sums in another order round differently
+    draw_plan(table.plans[0], model, 1e6, tmp_path / "plan.png", "stack")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
@@ -93,11 +93,11 @@ class Counting(nn.Module):
         self.network, self.readout = Maps(), Readout(sizes)
 
     def forward(self, picture: torch.Tensor) -> Tuple[torch.Tensor]:
-        found: Tuple[torch.Tensor] = self.readout(*self.network(picture))
-        return found
+        output: Tuple[torch.Tensor] = self.readout(*self.network(picture))
+        return output
 
 
-def test_timing_a_network_leaves_its_state_alone() -> None:
+def test_timing_a_network_preserves_its_state() -> None:
     pictures = (torch.rand(1, 3, 16, 16),)
     plain = Counting(sizes=False).eval()
     with pytest.raises(Unsupported, match="changes its own buffers"):
@@ -112,26 +112,28 @@ def test_timing_a_network_leaves_its_state_alone() -> None:
     assert module.readout.count == before + 1, "the robot's own inference, no other"
 
 
-def test_a_slow_network_is_timed_less_often_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_network_is_timed_less_often_and_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     given = network()
     passes = []
-    whole = profiling._NetworkPasses._time_operators
-    monkeypatch.setattr(profiling._NetworkPasses, "_time_operators", lambda *args: passes.append(1) or whole(*args))
+    time_operators = profiling._NetworkPasses._time_operators
+    monkeypatch.setattr(
+        profiling._NetworkPasses, "_time_operators", lambda *args: passes.append(1) or time_operators(*args)
+    )
     monkeypatch.setattr(profiling, "PASSES_S", math.inf)
     measure_profile(given, repeats=4, codecs=False)
     assert len(passes) == 5, "one to warm up"
     monkeypatch.setattr(profiling, "PASSES_S", 0.0)
     monkeypatch.setattr(profiling, "SLOW_S", 0.0)
     passes.clear()
-    told: List[str] = []
-    found = measure_profile(given, repeats=4, codecs=False, report=told.append)
+    reports: List[str] = []
+    measured = measure_profile(given, repeats=4, codecs=False, report=reports.append)
     assert len(passes) == 2
-    assert [len(points) for points in found.points] == [4] * 6 + [1], "every slice size is there all the same"
-    assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in found.points[:6])
-    assert told[0] == "timing the network as a whole"
-    warm = told.count("timing the network as a whole, pass 1")
+    assert [len(points) for points in measured.points] == [4] * 6 + [1], "every slice size is there all the same"
+    assert all(points[-1][0] == 24 and points[-1][1] > 0 for points in measured.points[:6])
+    assert reports[0] == "timing the network as a whole"
+    warm = reports.count("timing the network as a whole, pass 1")
     assert warm >= 2 * profiling.PAUSE_STEPS, "others are given way in the pauses, too"
-    assert told[-1] == f"timing operator {len(found.points)} of {len(found.points)}"
+    assert reports[-1] == f"timing operator {len(measured.points)} of {len(measured.points)}"
 
 
 def test_what_operators_make_is_coded_too_where_that_pays() -> None:
@@ -145,10 +147,10 @@ def test_what_operators_make_is_coded_too_where_that_pays() -> None:
     slow = options[0]
     assert slow.encode_s(1e6, Side.ROBOT) == pytest.approx(4.0 * slow.encode_s(1e6, Side.SERVER))
     assert slow.decode_s(1e6, Side.SERVER) == pytest.approx(4.0 * slow.decode_s(1e6, Side.ROBOT))
-    there_and_back = {0: (0, 64), 1: (0, 64), 4: (0, 64), 5: (0, 64), 6: (0, 1)}, {2: (0, 64), 3: (0, 64)}
-    assert {transfer.sender for transfer in complete_plan(given.located, *there_and_back).transfers} == set(Side)
+    both_ways = {0: (0, 64), 1: (0, 64), 4: (0, 64), 5: (0, 64), 6: (0, 1)}, {2: (0, 64), 3: (0, 64)}
+    assert {transfer.sender for transfer in complete_plan(given.located, *both_ways).transfers} == set(Side)
     space = Space(model, [2e4])
-    scored = space.score_ranges(*there_and_back)
+    scored = space.score_ranges(*both_ways)
     plan = space.make_plan(scored, 2e4)
     assert {(t.sender, t.codec != "raw") for t in plan.transfers} == {(Side.ROBOT, True), (Side.SERVER, True)}
     plain = Space(model, [2e4], codecs=False)
@@ -174,13 +176,13 @@ def test_input_has_256_values_a_channel_as_a_camera_gives() -> None:
 
 
 def test_options_take_the_types_of_the_defaults() -> None:
-    known = {"size": 224, "fused": False, "conf": 0.5}
+    defaults = {"size": 224, "fused": False, "conf": 0.5}
     given = ["size=96", "fused=yes", "conf=0.25", "checkpoint=a.safetensors"]
-    assert options(given, known) == {"size": 96, "fused": True, "conf": 0.25, "checkpoint": "a.safetensors"}
+    assert options(given, defaults) == {"size": 96, "fused": True, "conf": 0.25, "checkpoint": "a.safetensors"}
     for wrong in ("size", "=3"):
         with pytest.raises(BadInput):
-            options([wrong], known)
-    assert len(bins()) == 31
+            options([wrong], defaults)
+    assert len(bandwidth_bins()) == 31
 
 
 def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_halo() -> None:
@@ -190,14 +192,14 @@ def test_verifier_passes_every_planner_and_random_plans_and_refuses_a_missing_ha
     verifier = Verifier(given)
     for name in PLANNERS:
         plans = plan_table(Space(model, [1e4, 1e5, 1e6]), name, effort=Effort(60.0, 40)).plans
-        record = verifier.record("stack", name, plans)
+        record = verifier.make_record("stack", name, plans)
         assert record["exact"], record
     plan = next(plan for plan in (random_split(given.located, random.Random(k)) for k in range(100))
                 if plan.splits_an_operator and plan.transfers)  # fmt: skip
-    assert verifier.record("stack", "random", [check_plan(plan, given.located)])["splits"] == 1
+    assert verifier.make_record("stack", "random", [check_plan(plan, given.located)])["splits"] == 1
     first, *rest = plan.transfers
     with pytest.raises(BadPlan):
-        verifier.errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))
+        verifier.plan_errors(replace(plan, transfers=(replace(first, high=first.high - 1), *rest)))
 
 
 def test_what_codecs_save_is_measured_all_over_a_picture_not_in_its_middle() -> None:
@@ -205,7 +207,7 @@ def test_what_codecs_save_is_measured_all_over_a_picture_not_in_its_middle() -> 
     rows = torch.zeros(3, 384, 512, dtype=torch.uint8)
     rows[:, 128:256] = torch.randint(0, 64, (3, 128, 512), dtype=torch.uint8)
     for picture in (rows, rows.roll(128, 1)):
-        found = {speed.name: speed.ratio for speed in profiling.measure_codecs(picture)}
+        ratios = {speed.name: speed.ratio for speed in profiling.measure_codecs(picture)}
         _, buffers = pack_tensors([picture], "gradient+zstd")
         really = picture.nelement() / sum(memoryview(buffer).nbytes for buffer in buffers)
-        assert found["gradient+zstd"] == pytest.approx(really, rel=0.25)
+        assert ratios["gradient+zstd"] == pytest.approx(really, rel=0.25)

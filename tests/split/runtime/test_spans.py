@@ -23,9 +23,9 @@ def clock(monkeypatch):
 
 def test_blocks_without_a_pause_are_one_span_and_their_number_is_bounded(clock):
     mine = ComputeSpans()
-    for began, ended in ((1.0, 1.5), (1.50005, 2.0), (3.0, 4.0)):
+    for start, ended in ((1.0, 1.5), (1.50005, 2.0), (3.0, 4.0)):
         clock.now = ended
-        mine.add_span(began)
+        mine.add_span(start)
     assert mine.pairs == [(1.0, 2.0), (3.0, 4.0)]
     for number in range(2 * MAX_SPANS):
         clock.now = 10.5 + number
@@ -33,24 +33,24 @@ def test_blocks_without_a_pause_are_one_span_and_their_number_is_bounded(clock):
     assert len(mine.pairs) == MAX_SPANS
 
 
-def test_what_the_other_side_told_is_on_our_clock(clock):
+def test_spans_of_the_other_side_are_on_the_local_clock(clock):
     theirs = ComputeSpans()
-    for began, ended in ((101.0, 102.0), (103.0, 105.0)):
+    for start, ended in ((101.0, 102.0), (103.0, 105.0)):
         clock.now = ended
-        theirs.add_span(began)
-    found = parse_spans(theirs.to_numbers(), offset_s=100.0)
-    assert found == ((1.0, 2.0), (3.0, 5.0))
-    assert overlap_seconds([(0.5, 1.5), (4.0, 9.0)], found) == pytest.approx(1.5)
-    assert overlap_seconds([(2.0, 3.0)], found) == 0.0
+        theirs.add_span(start)
+    spans = parse_spans(theirs.to_numbers(), offset_s=100.0)
+    assert spans == ((1.0, 2.0), (3.0, 5.0))
+    assert overlap_seconds([(0.5, 1.5), (4.0, 9.0)], spans) == pytest.approx(1.5)
+    assert overlap_seconds([(2.0, 3.0)], spans) == 0.0
 
 
 @pytest.mark.parametrize(
-    "told",
+    "numbers",
     [None, "1", [1.0], [2.0, 1.0], [1.0, math.nan], [1.0, math.inf], [1, 2], [True, 2.0], [0.0] * (2 * MAX_SPANS + 2)],
 )
-def test_what_cannot_be_is_nothing(told):
-    assert parse_spans(told, 0.0) == ()
+def test_what_cannot_be_is_nothing(numbers):
+    assert parse_spans(numbers, 0.0) == ()
 
 
-def test_without_a_reading_of_the_clock_nothing_is_known():
+def test_without_a_clock_reading_spans_are_omitted():
     assert parse_spans([1.0, 2.0], math.nan) == ()

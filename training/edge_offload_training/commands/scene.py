@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See :mod:`edge_offload.commands`."""
-    return {"complete": _complete, "evaluate": _evaluate, "make": _make}[args.action](args)
+    return {"complete": _complete_scan, "evaluate": _evaluate_network, "make": _make_scenes}[args.action](args)
 
 
 def completer_of(args: argparse.Namespace) -> Any:
@@ -96,7 +96,7 @@ def completer_of(args: argparse.Namespace) -> Any:
     return completer
 
 
-def _complete(args: argparse.Namespace) -> int:
+def _complete_scan(args: argparse.Namespace) -> int:
     import io
     import pathlib
 
@@ -119,11 +119,11 @@ def _complete(args: argparse.Namespace) -> int:
     completer.grid = grid = grid_around(args.sensor_height, forward=args.extent == "forward")
     occupancy = grid.occupancy(points)
     labels = completer.complete(points)
-    found = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
+    obstacles = occupancy_slice(labels, grid, GROUND, 0.25, 1.6, 0.2)
     robot, plan, goal = grid.cell(0.0, 0.0), None, None
     if args.goal:
         goal = grid.cell(args.goal[0], args.goal[1])
-        plan = find_path(found, grid.voxel_size, robot, goal, 0.35)
+        plan = find_path(obstacles, grid.voxel_size, robot, goal, 0.35)
     kinds = ", ".join(
         f"{LABELS[value]} {count}"
         for value, count in enumerate(np.bincount(labels.ravel(), minlength=20))
@@ -131,17 +131,19 @@ def _complete(args: argparse.Namespace) -> int:
     )
     line = f"{len(points)} points, {int(occupancy.sum())} voxels hit, {int((labels > 0).sum())} full"
     lines = [line if completer.trained else f"{line}; random weights: the scene is NOT completed"]
-    picture = draw_scene(labels, COLOURS, occupancy, found, None if plan is None else plan.cells, robot, goal, lines)
+    picture = draw_scene(
+        labels, COLOURS, occupancy, obstacles, None if plan is None else plan.cells, robot, goal, lines
+    )
     print(f"{line}\n{kinds}")
 
-    def keep_picture() -> None:
+    def save_picture() -> None:
         coded, data = cv2.imencode(pathlib.Path(args.picture).suffix, picture)
         if not coded:
             raise BadInput(f"cannot draw the picture {args.picture}", remedy="name a .png or .jpg")
         write_bytes(args.picture, data.tobytes())
         print(f"written {args.picture}")
 
-    def keep_labels() -> None:
+    def save_labels() -> None:
         if args.labels:
             coded = io.BytesIO()
             np.savez_compressed(coded, labels=labels, origin=grid.origin, voxel_size=grid.voxel_size)
@@ -149,48 +151,48 @@ def _complete(args: argparse.Namespace) -> int:
             write_bytes(file, coded.getvalue())
             print(f"written {file}")
 
-    write_each(keep_picture, keep_labels)
+    write_each(save_picture, save_labels)
     return 0
 
 
-def _evaluate(args: argparse.Namespace) -> int:
+def _evaluate_network(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload_training.sconet.evaluation import evaluate
 
     completer = completer_of(args)
     network = completer.module if completer.trained else None
 
-    def progress(text: str) -> None:
+    def print_progress(text: str) -> None:
         if sys.stderr.isatty():
             print(f"\r{text}", end="", file=sys.stderr, flush=True)
 
-    found = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, progress)
-    print("\n".join(_table(found)))
+    scores = evaluate(network, args.scenes, args.runs, not args.seen_kinds, args.skip, print_progress)
+    print("\n".join(_format_table(scores)))
     if args.json:
-        records.write(args.json, "scene_scores", found)
+        records.write(args.json, "scene_scores", scores)
     return 0
 
 
-def _table(found: Dict[str, Any]) -> List[str]:
-    kinds = "kinds and sizes never trained on" if found["held_out"] else "kinds and sizes as in training"
+def _format_table(record: Dict[str, Any]) -> List[str]:
+    kinds = "kinds and sizes never trained on" if record["held_out"] else "kinds and sizes as in training"
     lines = [
-        f"{found['runs']} runs of {found['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
+        f"{record['runs']} runs of {record['scenes']} scenes, {kinds}; mean and standard deviation over the runs",
         "",
     ]
     lines.append(f"{'':<14} {'completion IoU':>16} {'precision':>16} {'recall':>16} {'mIoU':>16}")
-    for name, scores in found["methods"].items():
+    for name, scores in record["methods"].items():
         cells = [
             f"{scores['mean'][key]:>8.3f} ± {scores['deviation'][key]:.3f}"
             for key in ("completion_iou", "precision", "recall", "mean_iou")
         ]
         lines.append(f"{name:<14} " + " ".join(f"{cell:>16}" for cell in cells))
-    for key, values in found.get("margin", {}).items():
+    for key, values in record.get("margin", {}).items():
         shown = ", ".join(f"{value:+.3f}" for value in values)
         lines.append(f"margin of sconet over the best baseline, {key}, run by run: {shown}")
     return lines
 
 
-def _make(args: argparse.Namespace) -> int:
+def _make_scenes(args: argparse.Namespace) -> int:
 
     import numpy as np
 

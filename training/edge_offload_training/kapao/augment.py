@@ -23,13 +23,13 @@ PASTE_MARGIN = 0.15
 PASTE_COVER = 0.3
 """A person is not pasted where more than this share of somebody's box would be covered."""
 
-MIN_AREA_LEFT = 0.3
+MIN_AREA_SHARE = 0.3
 """A box is dropped when less than this share of its area is still in the image."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How strongly samples are varied.
+    """Strengths of the variations of samples.
 
     Attributes:
         mosaic: probability of joining four images into one.
@@ -63,18 +63,18 @@ def make(
     """Sample ``index`` augmented onto a canvas of ``canvas`` = (height, width) pixels."""
     if random.random() < how.mosaic:
         others = random.integers(0, len(dataset), 3)
-        sample = _mosaic([dataset[index], *(dataset[int(other)] for other in others)], canvas, how, random)
+        sample = _make_mosaic([dataset[index], *(dataset[int(other)] for other in others)], canvas, how, random)
     elif how.crop:
         other = dataset[int(random.integers(0, len(dataset)))]
-        sample = _window(_pasted(dataset[index], other, how.paste, random), canvas, how, random)
+        sample = _cut_window(_paste_people(dataset[index], other, how.paste, random), canvas, how, random)
     else:
-        sample = _place(dataset[index], canvas, how, random)
+        sample = _place_sample(dataset[index], canvas, how, random)
     if random.random() < how.flip:
-        sample = _flip(sample)
-    return Sample(_colour(sample.image, how, random), sample.boxes, sample.keypoints)
+        sample = _flip_sample(sample)
+    return Sample(_vary_colour(sample.image, how, random), sample.boxes, sample.keypoints)
 
 
-def _warp(sample: Sample, scale: float, x: float, y: float, canvas: Tuple[int, int]) -> Sample:
+def _warp_sample(sample: Sample, scale: float, x: float, y: float, canvas: Tuple[int, int]) -> Sample:
     """Scale ``sample`` and put its top left corner at ``x``, ``y`` of a grey canvas."""
     height, width = canvas
     matrix = np.array([[scale, 0, x], [0, scale, y]], dtype=np.float32)
@@ -83,41 +83,43 @@ def _warp(sample: Sample, scale: float, x: float, y: float, canvas: Tuple[int, i
     boxes = sample.boxes * scale + np.tile(offset, 2)
     keypoints = sample.keypoints.copy()
     keypoints[..., :2] = keypoints[..., :2] * scale + offset
-    return _clip(Sample(image, boxes, keypoints), (0, 0, width, height))
+    return _clip_sample(Sample(image, boxes, keypoints), (0, 0, width, height))
 
 
-def _clip(sample: Sample, window: Tuple[int, int, int, int]) -> Sample:
+def _clip_sample(sample: Sample, window: Tuple[int, int, int, int]) -> Sample:
     """Cut boxes to ``window`` (x1 y1 x2 y2), drop those that hardly remain, hide keypoints outside."""
     x1, y1, x2, y2 = window
     boxes, keypoints = sample.boxes, sample.keypoints
     cut = np.clip(boxes, [x1, y1, x1, y1], [x2, y2, x2, y2]).astype(np.float32)
     sides = cut[:, 2:] - cut[:, :2]
     area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-    keep = (sides.min(axis=1, initial=np.inf) >= MIN_SIDE_PX) & (sides.prod(axis=1) >= MIN_AREA_LEFT * area)
-    cut, keypoints = cut[keep], keypoints[keep].copy()
+    retained = (sides.min(axis=1, initial=np.inf) >= MIN_SIDE_PX) & (sides.prod(axis=1) >= MIN_AREA_SHARE * area)
+    cut, keypoints = cut[retained], keypoints[retained].copy()
     inside = (keypoints[..., 0] >= x1) & (keypoints[..., 0] < x2) & (keypoints[..., 1] >= y1) & (keypoints[..., 1] < y2)
     keypoints[..., 2] *= inside
     return Sample(sample.image, cut, keypoints)
 
 
-def _place(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
+def _place_sample(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
     height, width = canvas
     image_height, image_width = sample.image.shape[:2]
     factor = 1 + how.scale * random.uniform(-1, 1)
     scale = min(height / image_height, width / image_width) * factor
     x = (width - image_width * scale) / 2 + how.shift * width * random.uniform(-1, 1)
     y = (height - image_height * scale) / 2 + how.shift * height * random.uniform(-1, 1)
-    return _warp(sample, scale, x, y, canvas)
+    return _warp_sample(sample, scale, x, y, canvas)
 
 
-def _window(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
+def _cut_window(sample: Sample, canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
     """A window of ``canvas`` pixels anywhere in the image, which is scaled about its own size."""
     scale = 1 + how.scale * random.uniform(-1, 1)
     height, width = (side * scale for side in sample.image.shape[:2])
-    return _warp(sample, scale, (canvas[1] - width) * random.random(), (canvas[0] - height) * random.random(), canvas)
+    return _warp_sample(
+        sample, scale, (canvas[1] - width) * random.random(), (canvas[0] - height) * random.random(), canvas
+    )
 
 
-def _pasted(sample: Sample, other: Sample, probability: float, random: np.random.Generator) -> Sample:
+def _paste_people(sample: Sample, other: Sample, probability: float, random: np.random.Generator) -> Sample:
     """``sample`` with people of ``other`` where they were, as if both had been in view at once.
 
     Only people who stand alone in ``other`` are taken, and only to where they hide little of anybody.
@@ -132,8 +134,8 @@ def _pasted(sample: Sample, other: Sample, probability: float, random: np.random
         margin = PASTE_MARGIN * np.tile(box[2:] - box[:2], 2) * [-1, -1, 1, 1]
         x1, y1, x2, y2 = (int(v) for v in np.clip(np.round(box + margin), 0, [width, height] * 2))
         patch = np.array([x1, y1, x2, y2], dtype=np.float32)
-        alone = (_shared(patch, other.boxes) > 0).sum() <= 1
-        if x2 <= x1 or y2 <= y1 or not alone or (_shared(patch, boxes) > PASTE_COVER).any():
+        isolated = (_covered_shares(patch, other.boxes) > 0).sum() <= 1
+        if x2 <= x1 or y2 <= y1 or not isolated or (_covered_shares(patch, boxes) > PASTE_COVER).any():
             continue
         if image is sample.image:
             image = image.copy()
@@ -145,14 +147,16 @@ def _pasted(sample: Sample, other: Sample, probability: float, random: np.random
     return Sample(image, boxes, keypoints)
 
 
-def _shared(patch: Array, boxes: Array) -> Array:
+def _covered_shares(patch: Array, boxes: Array) -> Array:
     """Share of each of ``boxes`` [n, 4] that ``patch`` [4] covers."""
     sides = np.minimum(boxes[:, 2:], patch[2:]) - np.maximum(boxes[:, :2], patch[:2])
     shares: Array = sides.clip(0).prod(1) / (boxes[:, 2:] - boxes[:, :2]).prod(1).clip(1e-6)
     return shares
 
 
-def _mosaic(samples: List[Sample], canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator) -> Sample:
+def _make_mosaic(
+    samples: List[Sample], canvas: Tuple[int, int], how: Augmentation, random: np.random.Generator
+) -> Sample:
     """Four samples around a random centre; each shows a random part of itself."""
     height, width = canvas
     centre_x, centre_y = int(width * random.uniform(0.25, 0.75)), int(height * random.uniform(0.25, 0.75))
@@ -171,14 +175,14 @@ def _mosaic(samples: List[Sample], canvas: Tuple[int, int], how: Augmentation, r
         # any placement that still covers the window, or as near to one as the size allows
         slack_x, slack_y = (x2 - x1) - image_width * scale, (y2 - y1) - image_height * scale
         x, y = x1 + slack_x * random.random(), y1 + slack_y * random.random()
-        placed = _clip(_warp(sample, scale, x, y, canvas), window)
+        placed = _clip_sample(_warp_sample(sample, scale, x, y, canvas), window)
         image[y1:y2, x1:x2] = placed.image[y1:y2, x1:x2]
         boxes.append(placed.boxes)
         keypoints.append(placed.keypoints)
     return Sample(image, np.concatenate(boxes), np.concatenate(keypoints))
 
 
-def _flip(sample: Sample) -> Sample:
+def _flip_sample(sample: Sample) -> Sample:
     width = sample.image.shape[1]
     boxes = sample.boxes.copy()
     boxes[:, [0, 2]] = width - sample.boxes[:, [2, 0]]
@@ -187,7 +191,7 @@ def _flip(sample: Sample) -> Sample:
     return Sample(np.ascontiguousarray(sample.image[:, ::-1]), boxes, keypoints)
 
 
-def _colour(image: Array, how: Augmentation, random: np.random.Generator) -> Array:
+def _vary_colour(image: Array, how: Augmentation, random: np.random.Generator) -> Array:
     gains = 1 + np.array([how.hue, how.saturation, how.value]) * random.uniform(-1, 1, 3)
     if np.all(gains == 1):
         return image

@@ -56,17 +56,17 @@ def label_video(
 
     facts = f"{_file_hash(video)}\n{state_hash(teacher.module)}\n{sorted(options.items())}"
     path = cache_dir() / "teacher" / f"{hashlib.sha256(facts.encode()).hexdigest()[:32]}.safetensors"
-    known = _read(path)
-    wanted = [number for number in frames if number not in known]
-    for start in range(0, len(wanted), 100):
+    labelled = _read_finds(path)
+    missing = [number for number in frames if number not in labelled]
+    for start in range(0, len(missing), 100):
         # in portions: neither the frames of a long video nor an hour's work are held only in memory
-        portion = wanted[start : start + 100]
+        portion = missing[start : start + 100]
         images = read_frames(video, portion)
-        known.update({number: teacher.infer(images[number]) for number in portion})
-        _write(path, known)
+        labelled.update({number: teacher.infer(images[number]) for number in portion})
+        _write_finds(path, labelled)
         if report is not None:
-            report(start + len(portion), len(wanted))
-    return {number: known[number] for number in frames}
+            report(start + len(portion), len(missing))
+    return {number: labelled[number] for number in frames}
 
 
 def bridge_gaps(finds: Finds, longest: int = LONGEST_GAP) -> Finds:
@@ -75,7 +75,7 @@ def bridge_gaps(finds: Finds, longest: int = LONGEST_GAP) -> Finds:
     People are joined from frame to frame by overlap with where they are expected; frames must be consecutive for a
     gap to mean anything, so numbers that are missing count as frames without anybody.
     """
-    tracks = _tracks(finds, longest)
+    tracks = _link_tracks(finds, longest)
     added: Dict[int, List[Tuple[Array, float, Array]]] = {}
     for track in tracks:
         for (first, a), (last, b) in zip(track, track[1:]):
@@ -101,7 +101,7 @@ def bridge_gaps(finds: Finds, longest: int = LONGEST_GAP) -> Finds:
 Track = List[Tuple[int, People]]
 
 
-def _tracks(finds: Finds, longest: int) -> List[Track]:
+def _link_tracks(finds: Finds, longest: int) -> List[Track]:
     from scipy.optimize import linear_sum_assignment
 
     tracks: List[Track] = []
@@ -110,7 +110,7 @@ def _tracks(finds: Finds, longest: int) -> List[Track]:
         live = [track for track in tracks if number - track[-1][0] <= longest + 1]
         free = set(range(len(people)))
         if live and len(people):
-            expected = np.stack([_expected(track, number) for track in live])
+            expected = np.stack([_expected_box(track, number) for track in live])
             overlaps = iou(expected, people.boxes)
             for which, index in zip(*linear_sum_assignment(-overlaps)):
                 if overlaps[which, index] > MIN_OVERLAP:
@@ -120,7 +120,7 @@ def _tracks(finds: Finds, longest: int) -> List[Track]:
     return tracks
 
 
-def _expected(track: Track, number: int, memory: int = 6) -> Array:
+def _expected_box(track: Track, number: int, memory: int = 6) -> Array:
     """Box in frame ``number`` if the person goes on as in the last ``memory`` finds."""
     last, people = track[-1]
     box: Array = people.boxes[0]
@@ -153,7 +153,7 @@ def _file_hash(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _write(path: pathlib.Path, finds: Finds) -> None:
+def _write_finds(path: pathlib.Path, finds: Finds) -> None:
     from safetensors.numpy import save
 
     numbers = sorted(finds)
@@ -167,7 +167,7 @@ def _write(path: pathlib.Path, finds: Finds) -> None:
     write_atomic(path, save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
 
 
-def _read(path: pathlib.Path) -> Finds:
+def _read_finds(path: pathlib.Path) -> Finds:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

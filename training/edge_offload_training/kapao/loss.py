@@ -142,20 +142,22 @@ def loss(
     for level, level_anchors, stride, balance in zip(levels, anchors, strides, BALANCE):
         height, width = level.shape[2:4]
         objectness = torch.zeros_like(level[..., 4])
-        found = match(targets, level_anchors, stride, (height, width), weights.anchor_ratio)
-        if len(found.target):
-            answer = level[found.image, found.anchor, found.row, found.column]
-            anchor = level_anchors[found.anchor] / stride
-            cell = torch.stack([found.column, found.row], 1)
+        matches = match(targets, level_anchors, stride, (height, width), weights.anchor_ratio)
+        if len(matches.target):
+            answer = level[matches.image, matches.anchor, matches.row, matches.column]
+            anchor = level_anchors[matches.anchor] / stride
+            cell = torch.stack([matches.column, matches.row], 1)
             xy = answer[:, :2].sigmoid() * 2 - 0.5
             wh = (answer[:, 2:4].sigmoid() * 2).square() * anchor
-            goal = torch.cat([found.target[:, 2:4] / stride - cell, found.target[:, 4:6] / stride], 1)
+            goal = torch.cat([matches.target[:, 2:4] / stride - cell, matches.target[:, 4:6] / stride], 1)
             iou = complete_iou(torch.cat([xy, wh], 1), goal)
             parts["box"] = parts["box"] + (1 - iou).mean()
-            objectness[found.image, found.anchor, found.row, found.column] = iou.detach().clamp(min=0).to(level.dtype)
-            kind = F.one_hot(found.target[:, 1].long(), 1 + K).to(level.dtype)
+            objectness[matches.image, matches.anchor, matches.row, matches.column] = (
+                iou.detach().clamp(min=0).to(level.dtype)
+            )
+            kind = F.one_hot(matches.target[:, 1].long(), 1 + K).to(level.dtype)
             parts["cls"] = parts["cls"] + F.binary_cross_entropy_with_logits(answer[:, 5 : 6 + K], kind)
-            parts["kp"] = parts["kp"] + _keypoint_loss(answer, anchor, cell, found.target, stride)
+            parts["kp"] = parts["kp"] + _keypoint_loss(answer, anchor, cell, matches.target, stride)
         parts["obj"] = parts["obj"] + balance * F.binary_cross_entropy_with_logits(level[..., 4], objectness)
     total = (
         weights.box * parts["box"] + weights.obj * parts["obj"] + weights.cls * parts["cls"] + weights.kp * parts["kp"]

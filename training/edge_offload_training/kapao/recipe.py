@@ -33,7 +33,7 @@ MOVING_CAMERA = Augmentation(mosaic=0.5, crop=True, paste=0.0, scale=0.5, shift=
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user chooses.
+    """Settings of a user.
 
     Attributes:
         scale: depth and width of the network.
@@ -99,11 +99,11 @@ def anchors_for(dataset: Dataset, keypoint_side: float, ratio: float) -> List[Li
     """
     people = dataset.boxes_wh()
     sizes = np.concatenate([people, np.full((max(1, len(people)), 2), keypoint_side)])
-    for known in (start.SMALL_ANCHORS, DEFAULT_ANCHORS):
-        flat = np.array(known, dtype=float).reshape(-1, 2)
+    for candidates in (start.SMALL_ANCHORS, DEFAULT_ANCHORS):
+        flat = np.array(candidates, dtype=float).reshape(-1, 2)
         relative = sizes[:, None] / flat[None]
         if (np.maximum(relative, 1 / relative).max(2).min(1) < ratio).mean() >= 0.95:
-            return [list(map(float, level)) for level in known]
+            return [list(map(float, level)) for level in candidates]
     return fit_anchors(sizes, DEFAULT_ANCHORS, ratio)
 
 
@@ -117,10 +117,17 @@ def prepare(settings: Settings, dataset: Dataset, folder: pathlib.Path, device: 
     config = settings.config()
     check_step(settings.window, min(settings.batch, len(dataset)))
     side = config.weights.keypoint_box * max(config.canvas)
-    network = start.fresh(settings.scale, anchors_for(dataset, side, config.weights.anchor_ratio), settings.seed)
+    network = start.make_network(settings.scale, anchors_for(dataset, side, config.weights.anchor_ratio), settings.seed)
     network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Trainer(
-        network, start.anchors_of(network), list(STRIDES), dataset, config, folder, start.trainable(network), device
+        network,
+        start.anchors_of(network),
+        list(STRIDES),
+        dataset,
+        config,
+        folder,
+        start.make_trainable(network),
+        device,
     )
 
 
@@ -148,7 +155,7 @@ def export(average: Mapping[str, torch.Tensor], settings: Settings, path: pathli
 
 
 def progress(
-    epochs: int, started_epoch: int, clock: Callable[[], float], say: Callable[[str], None]
+    epochs: int, started_epoch: int, clock: Callable[[], float], write: Callable[[str], None]
 ) -> Callable[[Row], None]:
     """A reporter for the trainer: one line an epoch, with the time that is left at the pace so far."""
     begun = clock()
@@ -156,18 +163,18 @@ def progress(
     def report(row: Row) -> None:
         epoch = int(row["epoch"])
         pace = (clock() - begun) / max(1, epoch - started_epoch)
-        left = round(pace * (epochs - epoch))
-        say(
+        remaining_s = round(pace * (epochs - epoch))
+        write(
             f"epoch {epoch}/{epochs}  loss {row['loss']:.3f}  box {row['box']:.3f}  objectness {row['obj']:.3f}  "
             f"class {row['cls']:.3f}  keypoints {row['kp']:.2f}  {row['images_per_s']:.1f} images/s  "
-            f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+            f"{remaining_s // 3600}:{remaining_s // 60 % 60:02d}:{remaining_s % 60:02d} left"
         )
 
     return report
 
 
 def spread(frames: Sequence[int], count: int) -> List[int]:
-    """At most ``count`` of ``frames``, evenly spread."""
+    """Select at most ``count`` of ``frames``, evenly spread."""
     if len(frames) <= count:
         return list(frames)
     return [frames[index] for index in np.linspace(0, len(frames) - 1, count).round().astype(int)]

@@ -33,7 +33,7 @@ SMALL_ANCHORS = (
 and persons to the others: in a person of two by seven cells they would else fight for the same answers."""
 
 
-def initialise(network: Kapao, anchors: Sequence[Sequence[float]], seed: int) -> None:
+def initialise_network(network: Kapao, anchors: Sequence[Sequence[float]], seed: int) -> None:
     """Fill ``network`` with random weights for training, and with ``anchors`` (per level, ``w h w h w h`` pixels)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -54,10 +54,10 @@ def initialise(network: Kapao, anchors: Sequence[Sequence[float]], seed: int) ->
         network.detect.anchor_grid.copy_(pixels.view(len(STRIDES), 1, ANCHORS_PER_LEVEL, 1, 1, 2))
 
 
-def fresh(scale: Scale, anchors: Sequence[Sequence[float]], seed: int) -> Kapao:
-    """A network of ``scale`` that :func:`initialise` has filled."""
+def make_network(scale: Scale, anchors: Sequence[Sequence[float]], seed: int) -> Kapao:
+    """Make a network of ``scale``, filled by :func:`initialise_network`."""
     network = Kapao(scale)
-    initialise(network, anchors, seed)
+    initialise_network(network, anchors, seed)
     return network
 
 
@@ -66,7 +66,7 @@ def anchors_of(network: Kapao) -> List[torch.Tensor]:
     return list(network.detect.anchor_grid.detach().clone().view(len(STRIDES), ANCHORS_PER_LEVEL, 2))
 
 
-def trainable(network: Kapao) -> Callable[[torch.Tensor], List[torch.Tensor]]:
+def make_trainable(network: Kapao) -> Callable[[torch.Tensor], List[torch.Tensor]]:
     """Call of ``network`` for the trainer: uint8 [n, 3, H, W] RGB to raw levels [n, 3, h, w, OUTPUTS]."""
 
     def forward(images: torch.Tensor) -> List[torch.Tensor]:

@@ -31,7 +31,7 @@ LONGEST_GRADIENT = 10.0
 
 @dataclass(frozen=True)
 class Config:
-    """What determines a run. A resumed run must have the same, but for ``epochs``: a run may be prolonged or cut short.
+    """Configuration of a run. A resumed run must have the same, except for ``epochs``.
 
     Attributes:
         canvas: height and width of the network's input in training, pixels; multiples of 64.
@@ -128,11 +128,11 @@ class Trainer:
         started = time.monotonic()
         sums = dict.fromkeys(("loss", "box", "obj", "cls", "kp"), 0.0)
         count = 0
-        for images, targets in _prefetched(self._batches(self.epoch)):
-            rate = self._rate()
+        for images, targets in _prefetch_batches(self._make_batches(self.epoch)):
+            rate = self._current_rate()
             levels = self._forward(images.to(self.device))
             total, parts = loss(levels, targets.to(self.device), self.anchors, self.strides, self.config.weights)
-            sums["loss"] += self._learner.descend(total, self.step, rate, LONGEST_GRADIENT) / self.config.batch
+            sums["loss"] += self._learner.descend_step(total, self.step, rate, LONGEST_GRADIENT) / self.config.batch
             self.step += 1
             count += 1
             for name, value in parts.items():
@@ -142,18 +142,18 @@ class Trainer:
         images_per_s = count * self.config.batch / (time.monotonic() - started)
         return {"epoch": self.epoch, "step": self.step, **row, "learning_rate": rate, "images_per_s": images_per_s}
 
-    def _batches(self, epoch: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    def _make_batches(self, epoch: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
         order = np.random.default_rng((self.config.seed, epoch)).permutation(len(self.dataset))
         batch = min(self.config.batch, len(self.dataset))
         for start in range(0, self.steps_per_epoch * batch, batch):
-            samples = [self._sample(epoch, int(index)) for index in order[start : start + batch]]
-            yield collate(samples, max(self.config.canvas), self.config.weights.keypoint_box)
+            samples = [self._make_sample(epoch, int(index)) for index in order[start : start + batch]]
+            yield collate_samples(samples, max(self.config.canvas), self.config.weights.keypoint_box)
 
-    def _sample(self, epoch: int, index: int) -> Sample:
+    def _make_sample(self, epoch: int, index: int) -> Sample:
         random = np.random.default_rng((self.config.seed, epoch, index))
         return augment.make(self.dataset, index, self.config.canvas, self.config.augmentation, random)
 
-    def _rate(self) -> float:
+    def _current_rate(self) -> float:
         config = self.config
         total = max(1, config.epochs * self.steps_per_epoch)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, self.step / total)))
@@ -161,14 +161,16 @@ class Trainer:
         return rate * min(1.0, (self.step + 1) / max(1, config.warmup_steps))
 
 
-def collate(samples: Sequence[Sample], long_side: int, keypoint_box: float) -> Tuple[torch.Tensor, torch.Tensor]:
+def collate_samples(
+    samples: Sequence[Sample], long_side: int, keypoint_box: float
+) -> Tuple[torch.Tensor, torch.Tensor]:
     """Images uint8 [n, 3, H, W] RGB and target rows of ``samples``, which have the same size."""
     images = np.stack([sample.image[:, :, ::-1].transpose(2, 0, 1) for sample in samples])
     targets = target_rows([(sample.boxes, sample.keypoints) for sample in samples], long_side, keypoint_box)
     return torch.from_numpy(images), targets
 
 
-def _prefetched(
+def _prefetch_batches(
     batches: Iterator[Tuple[torch.Tensor, torch.Tensor]], depth: int = 2
 ) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
     """Make ``batches`` on a thread, up to ``depth`` ahead (OpenCV releases the interpreter lock while it works)."""

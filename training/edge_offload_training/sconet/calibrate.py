@@ -35,17 +35,17 @@ def completion_offset(
     both, union = np.zeros(len(steps)), np.zeros(len(steps))
     at_zero = [0.0, 0.0]
     for occupancy, labels in scenes:
-        known = labels != IGNORED
+        labelled = labels != IGNORED
         with torch.inference_mode():
             logits = network.logits(torch.from_numpy(occupancy)[None].float())[0]
         # full as long as the offset is below this
         lead = (logits[1:].amax(dim=0) - logits[0]).numpy()
-        lead = np.where(occupancy > 0, np.inf, lead)[known]
-        full = labels[known] > 0
+        lead = np.where(occupancy > 0, np.inf, lead)[labelled]
+        full = labels[labelled] > 0
         for index, step in enumerate(steps):
-            found = lead > step
-            both[index] += (found & full).sum()
-            union[index] += (found | full).sum()
+            predicted = lead > step
+            both[index] += (predicted & full).sum()
+            union[index] += (predicted | full).sum()
         at_zero[0] += ((lead > 0) & full).sum()
         at_zero[1] += ((lead > 0) | full).sum()
     scores = both / np.maximum(union, 1)

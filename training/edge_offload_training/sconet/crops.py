@@ -18,7 +18,7 @@ Source = Callable[[int], Tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class CropConfig:
-    """What a step sees.
+    """Configuration of the crops of a step.
 
     Attributes:
         batch: scenes per step.
@@ -51,7 +51,7 @@ class Batch:
     around: torch.Tensor
     corners: List[Tuple[int, int]]
 
-    def windows(self, volume: torch.Tensor) -> torch.Tensor:
+    def cut_windows(self, volume: torch.Tensor) -> torch.Tensor:
         """The windows of a float [b, f, crop, crop, 32] volume, as float [b, f, window, window, 32]."""
         side = self.labels.shape[1]
         parts = [volume[i, :, x : x + side, y : y + side] for i, (x, y) in enumerate(self.corners)]
@@ -69,7 +69,7 @@ class Crops:
 
     def batch(self, step: int) -> Batch:
         """The batch of this step."""
-        parts = [self._one(step, index) for index in range(self.config.batch)]
+        parts = [self._make_crop(step, index) for index in range(self.config.batch)]
         return Batch(
             torch.from_numpy(np.stack([part[0] for part in parts])).float(),
             torch.from_numpy(np.stack([part[1] for part in parts])).long(),
@@ -77,7 +77,7 @@ class Crops:
             [part[3] for part in parts],
         )
 
-    def _one(self, step: int, index: int) -> Tuple[Array, Array, Array, Tuple[int, int]]:
+    def _make_crop(self, step: int, index: int) -> Tuple[Array, Array, Array, Tuple[int, int]]:
         config = self.config
         number = step // config.reuse * config.batch + index
         if self._count:
@@ -86,7 +86,7 @@ class Crops:
             number = int(np.random.default_rng((self._seed, 7, turn)).permutation(self._count)[place])
         occupancy, labels = self._scene(number)
         random = np.random.default_rng((self._seed, 8, step, index))
-        x, y = _corner(occupancy.any(axis=2), config.crop, random)
+        x, y = _draw_corner(occupancy.any(axis=2), config.crop, random)
         occupancy, labels = (grid[x : x + config.crop, y : y + config.crop] for grid in (occupancy, labels))
         if random.random() < 0.5:
             occupancy, labels = occupancy[::-1], labels[::-1]
@@ -94,17 +94,17 @@ class Crops:
             occupancy, labels = occupancy[:, ::-1], labels[:, ::-1]
         if random.random() < 0.5:
             occupancy, labels = occupancy.transpose(1, 0, 2), labels.transpose(1, 0, 2)
-        a, b = _corner(((labels > 0) & (labels != IGNORED)).any(axis=2), config.window, random)
+        a, b = _draw_corner(((labels > 0) & (labels != IGNORED)).any(axis=2), config.window, random)
         inner = np.full((config.window, config.window, labels.shape[2]), IGNORED, dtype=np.uint8)
         ring = slice(config.ring, config.window - config.ring)
         inner[ring, ring] = labels[a : a + config.window, b : b + config.window][ring, ring]
         return np.ascontiguousarray(occupancy), inner, np.ascontiguousarray(labels), (a, b)
 
 
-def _corner(columns: Array, side: int, random: np.random.Generator) -> Tuple[int, int]:
+def _draw_corner(columns: Array, side: int, random: np.random.Generator) -> Tuple[int, int]:
     """A corner of a square that holds one of the marked ``columns`` (bool [x, y]), at any place in it."""
-    found = np.flatnonzero(columns)
-    place = int(found[random.integers(len(found))]) if len(found) else int(random.integers(columns.size))
+    occupied = np.flatnonzero(columns)
+    place = int(occupied[random.integers(len(occupied))]) if len(occupied) else int(random.integers(columns.size))
     x, y = (
         int(random.integers(max(0, at - side + 1), min(at, cells - side) + 1))
         for at, cells in zip(divmod(place, columns.shape[1]), columns.shape)

@@ -35,7 +35,7 @@ def evaluate(
     network: Optional[SCONet],
     scenes: int,
     runs: int,
-    held_out: bool = True,
+    validation: bool = True,
     skip: int = 0,
     report: Optional[Callable[[str], None]] = None,
 ) -> Dict[str, Any]:
@@ -56,33 +56,33 @@ def evaluate(
     first = FIRST_SEED + skip
     for run in range(runs):
         numbers = range(first + run * scenes, first + (run + 1) * scenes)
-        here = {name: Confusion() for name in methods}
+        single = {name: Confusion() for name in methods}
         for number in numbers:
-            _score(make_pair(number, held_out), methods, [here, pooled])
+            _score_scene(make_pair(number, validation), methods, [single, pooled])
             if report is not None:
                 report(f"scene {number - first + 1} of {runs * scenes}")
-        for name, confusion in here.items():
+        for name, confusion in single.items():
             figures[name].append(confusion.summary())
-    found: Dict[str, Any] = {
-        "held_out": held_out,
+    record: Dict[str, Any] = {
+        "held_out": validation,
         "scenes": scenes,
         "runs": runs,
         "skipped": skip,
-        "methods": {name: _spread(rows, pooled[name]) for name, rows in figures.items()},
+        "methods": {name: _spread_of(rows, pooled[name]) for name, rows in figures.items()},
     }
     if network is not None:
-        found["margin"] = _margins(figures)
-    return found
+        record["margin"] = _margins_of(figures)
+    return record
 
 
-def _score(scene: Pair, methods: Mapping[str, Method], books: Sequence[Mapping[str, Confusion]]) -> None:
+def _score_scene(scene: Pair, methods: Mapping[str, Method], books: Sequence[Mapping[str, Confusion]]) -> None:
     for name, method in methods.items():
         labels = method(scene.occupancy)
         for book in books:
             book[name].add(labels, scene.labels)
 
 
-def _spread(rows: Sequence[Mapping[str, float]], pooled: Confusion) -> Dict[str, Any]:
+def _spread_of(rows: Sequence[Mapping[str, float]], pooled: Confusion) -> Dict[str, Any]:
     by_class = {LABELS[value]: pooled.class_iou(value) for value in range(1, len(LABELS))}
     return {
         "mean": {key: float(np.mean([row[key] for row in rows])) for key in rows[0]},
@@ -94,7 +94,7 @@ def _spread(rows: Sequence[Mapping[str, float]], pooled: Confusion) -> Dict[str,
     }
 
 
-def _margins(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> Dict[str, List[float]]:
+def _margins_of(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> Dict[str, List[float]]:
     margins = {}
     for key in ("completion_iou", "mean_iou"):
         best = [max(row[key] for row in rows) for rows in zip(*(figures[name] for name in BASELINES))]

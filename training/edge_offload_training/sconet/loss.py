@@ -18,13 +18,13 @@ WEIGHTS = torch.tensor(
 def loss(logits: torch.Tensor, labels: torch.Tensor) -> Tuple[torch.Tensor, Dict[str, float]]:
     """Loss of float [b, c, x, y, z] logits against int64 [b, x, y, z] labels, and its parts as floats."""
     weights = WEIGHTS.to(logits.device)[: logits.shape[1]]
-    known = (labels != IGNORED).reshape(-1)
-    if not bool(known.any()):
+    labelled = (labels != IGNORED).reshape(-1)
+    if not bool(labelled.any()):
         return logits.sum() * 0.0, {"classes": 0.0, "completion": 0.0}
     shares = F.log_softmax(logits.permute(0, 2, 3, 4, 1).reshape(-1, logits.shape[1]), dim=1)
-    wanted = labels.reshape(-1)
-    classes = F.nll_loss(shares, wanted, weights, ignore_index=IGNORED)
-    dice = _dice(1.0 - shares[:, 0].exp(), wanted > 0, known)
+    expected = labels.reshape(-1)
+    classes = F.nll_loss(shares, expected, weights, ignore_index=IGNORED)
+    dice = _dice_loss(1.0 - shares[:, 0].exp(), expected > 0, labelled)
     return classes + dice, {"classes": float(classes.detach()), "completion": float(dice.detach())}
 
 
@@ -34,14 +34,14 @@ def coarse_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     The first of the numbers that the U-Net hands to the head is taken for such a logit: the head is dear and sees a
     window only, the U-Net learns from the whole crop.
     """
-    known = labels != IGNORED
-    if not bool(known.any()):
+    labelled = labels != IGNORED
+    if not bool(labelled.any()):
         return logits.sum() * 0.0
     truth = (labels > 0).float()
-    bits = F.binary_cross_entropy_with_logits(logits, truth, known.float(), reduction="sum") / known.sum()
-    return bits + _dice(torch.sigmoid(logits), truth, known)
+    bits = F.binary_cross_entropy_with_logits(logits, truth, labelled.float(), reduction="sum") / labelled.sum()
+    return bits + _dice_loss(torch.sigmoid(logits), truth, labelled)
 
 
-def _dice(full: torch.Tensor, truth: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    full, truth = full * known, truth * known
+def _dice_loss(full: torch.Tensor, truth: torch.Tensor, labelled: torch.Tensor) -> torch.Tensor:
+    full, truth = full * labelled, truth * labelled
     return 1.0 - (2.0 * (full * truth).sum() + 1.0) / (full.sum() + truth.sum() + 1.0)

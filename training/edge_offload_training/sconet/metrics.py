@@ -17,16 +17,16 @@ class Confusion:
     def __init__(self, classes: int = len(LABELS)) -> None:
         self.counts = np.zeros((classes, classes), dtype=np.int64)
 
-    def add(self, found: Array, truth: Array) -> None:
+    def add(self, predicted: Array, truth: Array) -> None:
         """Count one scene: uint8 grids of the same shape. Where ``truth`` is ``IGNORED`` nothing counts.
 
         Raises:
             BadInput: shapes that differ, or a label that does not exist.
         """
-        if found.shape != truth.shape:
-            raise BadInput(f"found grid {found.shape}, true grid {truth.shape}")
-        known = truth != IGNORED
-        rows, columns = truth[known].astype(np.int64), found[known].astype(np.int64)
+        if predicted.shape != truth.shape:
+            raise BadInput(f"found grid {predicted.shape}, true grid {truth.shape}")
+        labelled = truth != IGNORED
+        rows, columns = truth[labelled].astype(np.int64), predicted[labelled].astype(np.int64)
         size = len(self.counts)
         if max(rows.max(initial=0), columns.max(initial=0)) >= size:
             raise BadInput(f"a label above {size - 1}")
@@ -42,8 +42,8 @@ class Confusion:
     @property
     def precision(self) -> float:
         """Share of the voxels found full that are; NaN if none is found."""
-        found = self.counts[:, 1:].sum()
-        return float(self.counts[1:, 1:].sum() / found) if found else float("nan")
+        predicted = self.counts[:, 1:].sum()
+        return float(self.counts[1:, 1:].sum() / predicted) if predicted else float("nan")
 
     @property
     def recall(self) -> float:
@@ -61,8 +61,8 @@ class Confusion:
     @property
     def mean_iou(self) -> float:
         """Mean of :meth:`class_iou` over the labels other than empty that occur in truth; NaN if none does."""
-        found = [self.class_iou(label) for label in range(1, len(self.counts))]
-        present = [value for value in found if value is not None]
+        ious = [self.class_iou(label) for label in range(1, len(self.counts))]
+        present = [value for value in ious if value is not None]
         return float(np.mean(present)) if present else float("nan")
 
     def summary(self) -> Dict[str, float]:

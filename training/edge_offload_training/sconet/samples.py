@@ -35,13 +35,13 @@ class Pair:
     grid: VoxelGrid
 
 
-def make_pair(seed: int, held_out: bool = False) -> Pair:
+def make_pair(seed: int, validation: bool = False) -> Pair:
     """Make the pair of this number: a street or (three in ten) a room, with a random sensor.
 
-    ``held_out`` worlds have kinds and sizes of objects that occur in no other. Equal arguments give equal pairs.
+    ``validation`` worlds have kinds and sizes of objects that occur in no other. Equal arguments give equal pairs.
     """
-    random = np.random.default_rng((seed, 6, int(held_out)))
-    world, pose, lidar = _draw_situation(seed, held_out, random)
+    random = np.random.default_rng((seed, 6, int(validation)))
+    world, pose, lidar = _draw_situation(seed, validation, random)
     grid = grid_around(lidar.height, forward=bool(random.random() < 0.5))
     return make_scene_pair(world, pose, lidar, grid, seed)
 
@@ -64,14 +64,14 @@ def make_scene_pair(world: World, pose: SensorPose, lidar: Lidar, grid: VoxelGri
     return Pair(occupancy, labels, points, grid)
 
 
-def _draw_situation(seed: int, held_out: bool, random: np.random.Generator) -> Tuple[World, SensorPose, Lidar]:
+def _draw_situation(seed: int, validation: bool, random: np.random.Generator) -> Tuple[World, SensorPose, Lidar]:
     # worlds for training and held-out ones have no seed in common
-    number = 2 * seed + int(held_out)
+    number = 2 * seed + int(validation)
     if random.random() < 0.3:
         yaw = float(random.uniform(-np.pi, np.pi))
         pose = SensorPose(float(random.uniform(-0.3, 0.3)), float(random.uniform(-0.3, 0.3)), yaw)
-        return make_room(number, held_out), pose, _robot_lidar(random)
-    street = Street(number, held_out)
+        return make_room(number, validation), pose, _robot_lidar(random)
+    street = Street(number, validation)
     yaw = float(random.normal(0.0, 0.1)) if random.random() < 0.6 else float(random.uniform(-np.pi, np.pi))
     on_pavement = random.random() < 0.25
     across = street.road + 0.5 * street.pavement if on_pavement else random.uniform(-0.6, 0.6) * street.road

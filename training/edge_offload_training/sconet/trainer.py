@@ -22,7 +22,7 @@ LONGEST_GRADIENT = 5.0
 
 @dataclass(frozen=True)
 class Config:
-    """What determines a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
+    """Configuration of a run. A resumed run must have the same, except for ``steps`` and ``learning_rate``.
 
     Attributes:
         steps: in all. The learning rate falls over the last quarter of them; a run that is continued with more
@@ -45,7 +45,7 @@ class Config:
     crops: CropConfig = dataclasses.field(default_factory=CropConfig)
 
     def identity(self) -> str:
-        """What a checkpoint must agree with, as JSON."""
+        """Return the configuration that a checkpoint must share, as JSON."""
         settings = dataclasses.asdict(self)
         for free in ("steps", "learning_rate", "save_every"):
             del settings[free]
@@ -54,8 +54,8 @@ class Config:
     def rate(self, step: int) -> float:
         """Learning rate at this step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))
-        left = (self.steps - step) / max(1.0, 0.25 * self.steps)
-        return self.learning_rate * rise * max(0.02, min(1.0, left))
+        remaining = (self.steps - step) / max(1.0, 0.25 * self.steps)
+        return self.learning_rate * rise * max(0.02, min(1.0, remaining))
 
 
 class Trainer:
@@ -96,9 +96,9 @@ class Trainer:
             Whether the last step was reached.
         """
         while self.step < self.config.steps:
-            began = time.monotonic()
+            started_at = time.monotonic()
             parts = self._one()
-            self._recent.append({**parts, "seconds_per_step": time.monotonic() - began})
+            self._recent.append({**parts, "seconds_per_step": time.monotonic() - started_at})
             if self.step % self.config.save_every == 0 or self.step == self.config.steps:
                 row = self._row()
                 self._learner.save(step=self.step)
@@ -113,11 +113,11 @@ class Trainer:
         volume = self.network.volume(batch.occupancy.to(self._device))
         coarse = coarse_loss(volume[:, 0], batch.around.to(self._device))
         # channels last: on a CPU the 3D convolutions take less than half the time
-        windows = batch.windows(volume).contiguous(memory_format=torch.channels_last_3d)
+        windows = batch.cut_windows(volume).contiguous(memory_format=torch.channels_last_3d)
         fine, parts = loss(self.network.head(windows), batch.labels.to(self._device))
         total = fine + self.config.coarse * coarse
         parts["coarse"] = float(coarse.detach())
-        value = self._learner.descend(total, self.step, self.config.rate(self.step), LONGEST_GRADIENT)
+        value = self._learner.descend_step(total, self.step, self.config.rate(self.step), LONGEST_GRADIENT)
         self.step += 1
         return {"loss": value, **parts}
 

@@ -18,7 +18,7 @@ from edge_offload.models.scenes.world import World
 from edge_offload.models.voxels import VoxelGrid
 
 SPACING_M = 10.0
-LOOK = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)
+SIGHT_LIDAR = Lidar(rings=144, low=-1.3, high=1.3, columns=640, reach=45.0, noise=0.0, dropout=0.0, dropout_far=0.0)
 
 
 def along_the_street(pose: SensorPose, grid: VoxelGrid) -> Tuple[SensorPose, ...]:
@@ -34,10 +34,10 @@ def across_a_room(world: World, pose: SensorPose) -> Tuple[SensorPose, ...]:
     west, south, east, north = world.bounds
     poses: List[SensorPose] = [pose]
     for x, y in ((west, south), (west, north), (east, south), (east, north)):
-        here = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
-        place = np.array([here.x]), np.array([here.y]), np.array([1.0])
+        midpoint = dataclasses.replace(pose, x=0.5 * x, y=0.5 * y)
+        place = np.array([midpoint.x]), np.array([midpoint.y]), np.array([1.0])
         if all(float(solid.depth(*place, 0.2)[0]) < 0 for solid in world.solids):
-            poses.append(here)
+            poses.append(midpoint)
     return tuple(poses)
 
 
@@ -56,23 +56,23 @@ def visible_voxels(
         grid: voxels around ``pose``.
     """
     opaque = dataclasses.replace(world, solids=tuple(solid for solid in world.solids if not solid.porosity))
-    look = dataclasses.replace(LOOK, height=lidar.height)
+    sight = dataclasses.replace(SIGHT_LIDAR, height=lidar.height)
     air = np.zeros(grid.shape, dtype=bool)
     x, y, z = (axis.astype(np.float32) for axis in grid.axes())
     for other in poses:
         # one more ray up and down, because a voxel is larger than a ray
-        ranges = ndimage.maximum_filter(exact_ranges(opaque, other, look), size=(3, 1), mode="nearest")
+        ranges = ndimage.maximum_filter(exact_ranges(opaque, other, sight), size=(3, 1), mode="nearest")
         east, north = to_local(pose, np.array(other.x), np.array(other.y))
         up = ground_height(world, other) - ground_height(world, pose)
         across_x, across_y = x[:, None] - np.float32(east), y[None, :] - np.float32(north)
         flat = np.hypot(across_x, across_y)
         turn = np.arctan2(across_y, across_x) - np.float32(other.yaw - pose.yaw)
-        column = np.rint((turn + np.pi) * (look.columns / (2 * np.pi))).astype(np.int64) % look.columns
+        column = np.rint((turn + np.pi) * (sight.columns / (2 * np.pi))).astype(np.int64) % sight.columns
         rise = z[None, None, :] - np.float32(up)
-        row = (np.arctan2(rise, flat[:, :, None]) - look.low) * ((look.rings - 1) / (look.high - look.low))
-        row = np.clip(np.rint(row), 0, look.rings - 1).astype(np.int64)
+        row = (np.arctan2(rise, flat[:, :, None]) - sight.low) * ((sight.rings - 1) / (sight.high - sight.low))
+        row = np.clip(np.rint(row), 0, sight.rings - 1).astype(np.int64)
         distance = np.sqrt(flat[:, :, None] ** 2 + rise**2)
-        air |= (distance <= ranges[row, column[:, :, None]]) & (distance < look.reach)
+        air |= (distance <= ranges[row, column[:, :, None]]) & (distance < sight.reach)
     result: Array = ndimage.binary_dilation(air, np.ones((3, 3, 3), dtype=bool))
     return result
 

@@ -168,7 +168,7 @@ def _data(args: argparse.Namespace) -> Tuple[Dataset, Optional[Finds]]:
 
 
 def label(video: pathlib.Path, teacher: str, numbers: Sequence[int]) -> Finds:
-    """What ``teacher`` finds in frames of ``video``, from the cache where it has looked before."""
+    """Return the finds of ``teacher`` in frames of ``video``, from the cache where possible."""
     from edge_offload.errors import BadInput
     from edge_offload.models.registry import build_estimator
     from edge_offload_training.kapao import distil

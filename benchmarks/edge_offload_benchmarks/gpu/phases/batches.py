@@ -24,14 +24,14 @@ def run(phase: Phase) -> None:
     networks.fix_numerics(False)
     for engine in (GRAPHS, EAGER) if cuda else (EAGER,):
         for name in ("tiny",) if phase.settings.tiny else MODELS:
-            if not phase.fits(4):
+            if not phase.fits_in_time(4):
                 phase.record(f"{name} {engine}", skipped="out of time")
                 continue
-            with phase.guarded(f"{name} {engine}"):
-                measure(phase, name, engine)
+            with phase.guard_errors(f"{name} {engine}"):
+                measure_network(phase, name, engine)
 
 
-def measure(phase: Phase, name: str, engine: str) -> None:
+def measure_network(phase: Phase, name: str, engine: str) -> None:
     """One network's table of latencies, and verdicts on batches of 2, 4 and 8."""
     from edge_offload.execute.batches import BatchExecutor
     from edge_offload.execute.module import ModuleExecutor
@@ -39,8 +39,8 @@ def measure(phase: Phase, name: str, engine: str) -> None:
     from edge_offload.server.services.promise.batches import BatchRunner
     from edge_offload.server.services.replica.replicas import Replica
 
-    executor = ModuleExecutor(networks.build(name), phase.settings.device, engine)
-    given = networks.inputs(name, 8)
+    executor = ModuleExecutor(networks.build_network(name), phase.settings.device, engine)
+    given = networks.make_inputs(name, 8)
     judged = BatchExecutor(executor)
     facts: Dict[str, object] = {}
     for size in (2, 4, 8):

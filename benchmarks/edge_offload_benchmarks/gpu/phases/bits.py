@@ -12,7 +12,7 @@ import pathlib
 from collections import Counter
 from typing import Any, Dict, Sequence
 
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli, end_all, module
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli_command, end_all, module_command
 from edge_offload_benchmarks.gpu.results import Phase
 
 MODELS = ("resnet18", "mobilenet_v3_large", "kapao_vtest", "movenet", "vit_s")
@@ -37,40 +37,40 @@ def run(phase: Phase) -> None:
     with Server(settings) as server:
         phase.record("server", start_s=server.start_s)
         children = {
-            "plain": child(phase, "plain", [], plain),
+            "plain": start_child(phase, "plain", [], plain),
         }
         if not tiny:
-            children["plain again"] = child(phase, "plain again", [], plain)
-            children["plain native_bn"] = child(phase, "plain native_bn", [], {**plain, "native_bn": True})
-            children["plain tf32"] = child(phase, "plain tf32", [], {**plain, "tf32": True})
+            children["plain again"] = start_child(phase, "plain again", [], plain)
+            children["plain native_bn"] = start_child(phase, "plain native_bn", [], {**plain, "native_bn": True})
+            children["plain tf32"] = start_child(phase, "plain tf32", [], {**plain, "tf32": True})
         for mode in MODES[:1] if tiny else MODES:
             # one round trip per call: a part of it
             config = few if mode in ("per_op", "cached") else away
-            children[mode] = child(phase, mode, server.exec("--mode", mode), config, **BLIND)
+            children[mode] = start_child(phase, mode, server.exec_command("--mode", mode), config, **BLIND)
         if settings.cuda:
             # without a server: an executor process beside the program owns the GPU
-            local = cli("exec", "--mode", "local", "--device", "cuda", "--")
-            children["local cuda"] = child(phase, "local cuda", local, {**away, "models": models[:1]})
-        end_all(children.values(), phase.left() - 12)
+            local = cli_command("exec", "--mode", "local", "--device", "cuda", "--")
+            children["local cuda"] = start_child(phase, "local cuda", local, {**away, "models": models[:1]})
+        end_all(children.values(), phase.remaining_s() - 12)
         phase.record("steps without a graph", lines=server.graph_lines())
-        found: Dict[str, Any] = {}
+        runs: Dict[str, Any] = {}
         for name, process in children.items():
-            with phase.guarded(f"child {name}"):
+            with phase.guard_errors(f"child {name}"):
                 code = process.end(5)
                 if code != 0:
-                    phase.record(f"child {name}", failed=f"exit code {code}", log=process.tail(3000))
+                    phase.record(f"child {name}", failed=f"exit code {code}", log=process.read_tail(3000))
                 path = result_path(phase, name)
                 if path.exists():
-                    found[name] = torch.load(path, weights_only=False)
-    judge(phase, found)
+                    runs[name] = torch.load(path, weights_only=False)
+    record_verdicts(phase, runs)
 
 
 def result_path(phase: Phase, name: str) -> pathlib.Path:
-    """Where a child leaves its results."""
+    """Return the path of a child's results."""
     return phase.settings.folder / "bits" / f"{name.replace(' ', '_')}.pt"
 
 
-def child(phase: Phase, name: str, prefix: Sequence[str], config: Dict[str, Any], **more: str) -> Process:
+def start_child(phase: Phase, name: str, prefix: Sequence[str], config: Dict[str, Any], **more: str) -> Process:
     """Start a child (:mod:`edge_offload_benchmarks.gpu.bits_child`)."""
     out = result_path(phase, name)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -78,11 +78,11 @@ def child(phase: Phase, name: str, prefix: Sequence[str], config: Dict[str, Any]
         out.unlink()
     path = out.with_suffix(".json")
     path.write_text(json.dumps({**config, "out": str(out)}), encoding="utf-8")
-    return Process(phase.settings, f"bits_{out.stem}", [*prefix, *module("bits_child", str(path))], **more)
+    return Process(phase.settings, f"bits_{out.stem}", [*prefix, *module_command("bits_child", str(path))], **more)
 
 
-def compare(want: Any, have: Any) -> Dict[str, Any]:
-    """How two lists of frames of results differ."""
+def compare_frames(want: Any, have: Any) -> Dict[str, Any]:
+    """Compare two lists of frames of results."""
     import torch
 
     if len(want) != len(have):
@@ -96,8 +96,8 @@ def compare(want: Any, have: Any) -> Dict[str, Any]:
                 shapes = False
                 first = first or f"turn {turn} result {number}: {list(b.shape)} {b.dtype} not {list(a.shape)} {a.dtype}"
                 continue
-            wanted = [s for n, s in zip(a.shape, a_strides) if n > 1]
-            strides &= wanted == [s for n, s in zip(b.shape, b_strides) if n > 1] or not a.numel()
+            strides_of_a = [s for n, s in zip(a.shape, a_strides) if n > 1]
+            strides &= strides_of_a == [s for n, s in zip(b.shape, b_strides) if n > 1] or not a.numel()
             if not (torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())):
                 equal = False
                 scale = float(a.double().abs().max()) or 1.0
@@ -113,10 +113,10 @@ def by_size(difference: float) -> str:
     return "close" if difference < 1e-5 else "tf32" if difference < 5e-3 else "FAR"
 
 
-def judge(phase: Phase, found: Dict[str, Any]) -> None:
+def record_verdicts(phase: Phase, runs: Dict[str, Any]) -> None:
     """Record every program that differs from ``plain``, every network, and counts of verdicts by child."""
     table: Dict[str, Counter[str]] = {}
-    for name, programs in found.items():
+    for name, programs in runs.items():
         counts = table.setdefault(name, Counter())
         for program, (results, facts) in programs.items():
             if "error" in facts:
@@ -125,9 +125,9 @@ def judge(phase: Phase, found: Dict[str, Any]) -> None:
                 continue
             away = not name.startswith("plain")
             verdicts = {
-                against: compare(found[against][program][0][: len(results)], results)
+                against: compare_frames(runs[against][program][0][: len(results)], results)
                 for against in (["plain", "plain native_bn"] if away else ["plain"])
-                if against != name and found.get(against, {}).get(program, ([],))[0]
+                if against != name and runs.get(against, {}).get(program, ([],))[0]
             }
             if "plain" not in verdicts:
                 continue
@@ -144,4 +144,4 @@ def judge(phase: Phase, found: Dict[str, Any]) -> None:
                     **{f"vs {key}": value for key, value in verdicts.items()},
                 )
     for name, counts in table.items():
-        phase.record(f"total {name}", programs=len(found[name]), **counts)
+        phase.record(f"total {name}", programs=len(runs[name]), **counts)

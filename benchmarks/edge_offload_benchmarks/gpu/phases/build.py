@@ -20,7 +20,7 @@ def run(phase: Phase) -> None:
     small = (libraries.CODECS, libraries.WINDOWS)
     every = (libraries.GUARD, libraries.DEVICE, libraries.NODES, *small)
     for recipe in (libraries.WINDOWS,) if phase.settings.tiny else every:
-        with phase.guarded(recipe.name):
-            began = time.monotonic()
+        with phase.guard_errors(recipe.name):
+            started_at = time.monotonic()
             path = pathlib.Path(recipe.build())
-            phase.record(recipe.name, seconds=time.monotonic() - began, bytes=path.stat().st_size)
+            phase.record(recipe.name, seconds=time.monotonic() - started_at, bytes=path.stat().st_size)

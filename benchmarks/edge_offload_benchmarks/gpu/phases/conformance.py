@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 from edge_offload_benchmarks.gpu.phases.bits import by_size
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, end_all, module
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, end_all, module_command
 from edge_offload_benchmarks.gpu.results import Phase
 
 #: Runs of each entry by mode: replay needs some to learn from.
@@ -33,7 +33,7 @@ def run(phase: Phase) -> None:
     jobs = 1 if settings.tiny else JOBS
     with Server(settings) as server:
         # the rest is for imports, which take as long as some calls, and for the comparison
-        seconds = max(5.0, 0.5 * phase.left() if settings.tiny else phase.left() - 30)
+        seconds = max(5.0, 0.5 * phase.remaining_s() if settings.tiny else phase.remaining_s() - 30)
         children: Dict[str, Tuple[Process, pathlib.Path]] = {}
         for part in range(jobs):
             common = ["--part", str(part), "--parts", str(jobs), "--seconds", f"{seconds:g}"]
@@ -41,26 +41,26 @@ def run(phase: Phase) -> None:
             for name in ("plain", "replay") if settings.tiny else ("plain", "again", *RUNS):
                 out = folder / f"{name}{part}.pt"
                 runs = RUNS.get(name, max(RUNS.values()) if name == "plain" else 1)
-                command = module("conformance_child", "--out", str(out), "--runs", str(runs), *common)
+                command = module_command("conformance_child", "--out", str(out), "--runs", str(runs), *common)
                 if name in RUNS:
-                    process = Process(settings, out.stem, [*server.exec("--mode", name), *command], **BLIND)
+                    process = Process(settings, out.stem, [*server.exec_command("--mode", name), *command], **BLIND)
                 else:
                     command += ["--device", settings.device]
                     process = Process(settings, out.stem, command, OMP_NUM_THREADS="1")
                 children[f"{name}{part}"] = process, out
-        end_all((process for process, _ in children.values()), phase.left() - 12)
-        found: Dict[str, Dict[Any, Any]] = {}
+        end_all((process for process, _ in children.values()), phase.remaining_s() - 12)
+        outcomes: Dict[str, Dict[Any, Any]] = {}
         for name, (process, out) in children.items():
-            with phase.guarded(name):
+            with phase.guard_errors(name):
                 code = process.end(5)
                 if code != 0:
-                    phase.record(name, failed=f"exit code {code}", log=process.tail(1500))
+                    phase.record(name, failed=f"exit code {code}", log=process.read_tail(1500))
                 if out.exists():
-                    found.setdefault(name.rstrip("0123456789"), {}).update(torch.load(out, weights_only=False))
-    judge(phase, found)
+                    outcomes.setdefault(name.rstrip("0123456789"), {}).update(torch.load(out, weights_only=False))
+    record_verdicts(phase, outcomes)
 
 
-def verdict(want: Sequence[Any], have: Sequence[Any]) -> str:
+def worst_verdict(want: Sequence[Any], have: Sequence[Any]) -> str:
     """The worst difference between the results of a call's samples."""
     if len(want) != len(have):
         return "count"
@@ -88,18 +88,20 @@ def of_value(x: Any, y: Any) -> str:
         return "bits" if x == y or "device" in x[1] else "shapes"
     if x[1:3] != y[1:3]:
         return "shapes"
-    left, right = x[4], y[4]
-    if bool(((left == right) | ((left != left) & (right != right))).all()):
-        wanted, strides = ([s for n, s in zip(z[2], z[3]) if n > 1] for z in (x, y))
-        return "bits" if wanted == strides or not left.numel() else "strides"
-    scale = float(left.double().abs().nan_to_num(0, 0, 0).max()) or 1.0
-    return by_size(float((left.double() - right.double()).abs().nan_to_num(0, 0, 0).max()) / scale)
+    one, right = x[4], y[4]
+    if bool(((one == right) | ((one != one) & (right != right))).all()):
+        expected, strides = ([s for n, s in zip(z[2], z[3]) if n > 1] for z in (x, y))
+        return "bits" if expected == strides or not one.numel() else "strides"
+    scale = float(one.double().abs().nan_to_num(0, 0, 0).max()) or 1.0
+    return by_size(float((one.double() - right.double()).abs().nan_to_num(0, 0, 0).max()) / scale)
 
 
-def judge(phase: Phase, found: Dict[str, Dict[Any, Any]]) -> None:
+def record_verdicts(phase: Phase, outcomes: Dict[str, Dict[Any, Any]]) -> None:
     """Record counts of verdicts by mode and what is in each; the whole list goes to conformance.jsonl."""
-    plain, again = found.get("plain", {}), found.get("again", {})
-    unsteady = {key[:2] for key, value in again.items() if key in plain and verdict(plain[key], value) != "bits"}
+    plain, repeated = outcomes.get("plain", {}), outcomes.get("again", {})
+    unsteady = {
+        key[:2] for key, value in repeated.items() if key in plain and worst_verdict(plain[key], value) != "bits"
+    }
     errors = sum(isinstance(one, tuple) for value in plain.values() for one in value)
     phase.record(
         "plain",
@@ -109,13 +111,13 @@ def judge(phase: Phase, found: Dict[str, Dict[Any, Any]]) -> None:
         errors=errors,
     )
     lines: List[str] = []
-    for mode in (name for name in RUNS if name in found):
+    for mode in (name for name in RUNS if name in outcomes):
         counts: Counter[str] = Counter()
         listed: Dict[str, List[List[Any]]] = {}
-        for key, value in found.get(mode, {}).items():
+        for key, value in outcomes.get(mode, {}).items():
             if key not in plain:
                 continue
-            name = verdict(plain[key], value)
+            name = worst_verdict(plain[key], value)
             name = "unsteady" if name != "bits" and key[:2] in unsteady else name
             counts[name] += 1
             if name not in ("bits", "unsteady"):

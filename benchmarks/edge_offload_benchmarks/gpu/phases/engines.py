@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, List
 
-from edge_offload_benchmarks.gpu.processes import cli
+from edge_offload_benchmarks.gpu.processes import cli_command
 from edge_offload_benchmarks.gpu.results import Phase
 
 MODELS = ("kapao_vtest", "movenet", "mobilenet_v3_large")
@@ -19,19 +19,19 @@ MODELS = ("kapao_vtest", "movenet", "mobilenet_v3_large")
 
 def run(phase: Phase) -> None:
     """Record what engines are present, compare them, and run the tests that need hardware."""
-    with phase.guarded("engines"):
-        output(phase, "engines", cli("engines"), 40)
-    with phase.guarded("eager+graph"):
+    with phase.guard_errors("engines"):
+        record_output(phase, "engines", cli_command("engines"), 40)
+    with phase.guard_errors("eager+graph"):
         if phase.settings.cuda:
-            check(phase, "eager+graph")
-    with phase.guarded("onnxruntime:cuda"):
+            check_engine(phase, "eager+graph")
+    with phase.guard_errors("onnxruntime:cuda"):
         if phase.settings.cuda and has_onnx_cuda():
-            check(phase, "onnxruntime:cuda")
+            check_engine(phase, "onnxruntime:cuda")
         else:
             phase.record("onnxruntime:cuda", skipped="no GPU, or no ONNX Runtime for CUDA")
-    pycuda(phase)
+    check_pycuda(phase)
     if phase.settings.cuda:
-        with phase.guarded("tests on hardware"):
+        with phase.guard_errors("tests on hardware"):
             command = [
                 sys.executable,
                 "-m",
@@ -42,27 +42,29 @@ def run(phase: Phase) -> None:
                 "gpu",
                 "tests/execute/engines/test_on_hardware.py",
             ]
-            output(phase, "tests on hardware", command, 60, NVIDIA_TF32_OVERRIDE="0")
+            record_output(phase, "tests on hardware", command, 60, NVIDIA_TF32_OVERRIDE="0")
 
 
-def output(phase: Phase, name: str, command: List[str], most_s: float, **more: str) -> None:
+def record_output(phase: Phase, name: str, command: List[str], most_s: float, **more: str) -> None:
     """Run a command, and record its last lines."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
-        timeout=min(most_s, max(5.0, phase.left())),
+        timeout=min(most_s, max(5.0, phase.remaining_s())),
         env={**os.environ, **more},
     )
     print(done.stdout, flush=True)
-    phase.record(name, code=done.returncode, seconds=time.monotonic() - began, lines=done.stdout.splitlines()[-40:])
+    phase.record(
+        name, code=done.returncode, seconds=time.monotonic() - started_at, lines=done.stdout.splitlines()[-40:]
+    )
 
 
 def has_onnx_cuda() -> bool:
-    """Whether ONNX Runtime is here with its CUDA provider."""
+    """Return whether ONNX Runtime is installed with its CUDA provider."""
     try:
         import onnxruntime
     except ImportError:
@@ -70,18 +72,18 @@ def has_onnx_cuda() -> bool:
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
-def check(phase: Phase, engine: str) -> None:
+def check_engine(phase: Phase, engine: str) -> None:
     """Compare an engine with eager torch (``edge-offload engines check``)."""
     path = phase.settings.folder / f"engine_{engine.replace(':', '_')}.json"
-    command = cli(
+    command = cli_command(
         "engines", "check", *MODELS, "--frames", "20", "--seconds", "8", "--engine", engine, "--json", str(path)
     )
-    output(phase, engine, command, 60)
+    record_output(phase, engine, command, 60)
     if path.exists():
         phase.record(f"{engine} results", document=json.loads(path.read_text(encoding="utf-8")))
 
 
-def pycuda(phase: Phase) -> None:
+def check_pycuda(phase: Phase) -> None:
     """Allocate, upload and download by pycuda and by torch in three threads at once."""
     if not phase.settings.cuda or importlib.util.find_spec("pycuda") is None:
         phase.record("pycuda", skipped="no GPU, or no pycuda")
@@ -90,9 +92,9 @@ def pycuda(phase: Phase) -> None:
 
     from edge_offload.execute.engines import buffers
 
-    beside = torch.arange(1000, device="cuda")
+    torch_buffer = torch.arange(1000, device="cuda")
     for library in ("pycuda", "torch"):
-        with phase.guarded(f"buffers of {library}"):
+        with phase.guard_errors(f"buffers of {library}"):
             phase.record(f"{library} gpu", **buffers.gpu_facts(library))
             equal: List[bool] = []
             threads = [threading.Thread(target=use_buffers, args=(library, equal)) for _ in range(3)]
@@ -100,7 +102,9 @@ def pycuda(phase: Phase) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            phase.record(f"buffers of {library}", equal=f"{sum(equal)} of 60", torch_after=int((beside + 1).sum()))
+            phase.record(
+                f"buffers of {library}", equal=f"{sum(equal)} of 60", torch_after=int((torch_buffer + 1).sum())
+            )
 
 
 def use_buffers(library: str, equal: List[bool]) -> None:

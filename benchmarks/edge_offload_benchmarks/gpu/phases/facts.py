@@ -14,7 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 from edge_offload_benchmarks.gpu.power import Power
-from edge_offload_benchmarks.gpu.results import Phase, spread
+from edge_offload_benchmarks.gpu.results import Phase, spread_ms
 
 PACKAGES = (
     "numpy",
@@ -36,18 +36,18 @@ SMI = "name,driver_version,power.draw,clocks.sm,clocks.mem,temperature.gpu,compu
 
 def run(phase: Phase) -> None:
     """Record the machine first, then its floors."""
-    with phase.guarded("machine"):
-        machine(phase)
+    with phase.guard_errors("machine"):
+        record_machine(phase)
     if phase.settings.cuda:
-        with phase.guarded("gpu"):
-            gpu(phase)
-        with phase.guarded("nvml"):
-            nvml(phase)
-    with phase.guarded("floors"):
-        floors(phase)
+        with phase.guard_errors("gpu"):
+            record_gpu(phase)
+        with phase.guard_errors("nvml"):
+            record_power(phase)
+    with phase.guard_errors("floors"):
+        measure_floors(phase)
     if phase.settings.cuda:
-        with phase.guarded("throughput"):
-            throughput(phase)
+        with phase.guard_errors("throughput"):
+            measure_throughput(phase)
 
 
 def output_of(*command: str) -> str:
@@ -67,18 +67,18 @@ def version_of(name: str) -> str:
         return "absent"
 
 
-def machine(phase: Phase) -> None:
+def record_machine(phase: Phase) -> None:
     """Versions, cores, compilers, headers, room on disks."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     import torch
 
-    imported_s = time.monotonic() - began
-    began = time.monotonic()
+    imported_s = time.monotonic() - started_at
+    started_at = time.monotonic()
     context: Dict[str, Any] = {}
     if phase.settings.cuda:
         try:
             torch.zeros(1, device="cuda").item()
-            context = {"first_context_s": time.monotonic() - began}
+            context = {"first_context_s": time.monotonic() - started_at}
         except Exception as error:
             context = {"context_failed": f"{type(error).__name__}: {str(error)[:500]}"}
     include = sysconfig.get_paths()["include"]
@@ -110,7 +110,7 @@ def machine(phase: Phase) -> None:
     )
 
 
-def gpu(phase: Phase) -> None:
+def record_gpu(phase: Phase) -> None:
     """The GPU, its driver, the runtime's and cuDNN's versions, and the flags that decide bits."""
     import torch
 
@@ -134,27 +134,27 @@ def gpu(phase: Phase) -> None:
     )
 
 
-def nvml(phase: Phase) -> None:
+def record_power(phase: Phase) -> None:
     """Power at rest."""
     power = Power()
-    first, began = power.joules(), time.monotonic()
+    first, started_at = power.read_joules(), time.monotonic()
     time.sleep(1.0)
-    watts = (power.joules() - first) / (time.monotonic() - began)
-    phase.record("nvml", idle_watts=watts, usage_watts=power.watts(), memory_mb=power.memory_mb())
+    watts = (power.read_joules() - first) / (time.monotonic() - started_at)
+    phase.record("nvml", idle_watts=watts, usage_watts=power.read_watts(), memory_mb=power.memory_mb())
 
 
-def measure(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dict[str, float]:
+def measure_spread(count: int, call: Callable[[], Any], wait: Callable[[], Any]) -> Dict[str, float]:
     """The spread of the durations of a call, on an idle device."""
     seconds: List[float] = []
     for _ in range(count):
         wait()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         call()
-        seconds.append(time.perf_counter() - began)
-    return spread(seconds)
+        seconds.append(time.perf_counter() - started_at)
+    return spread_ms(seconds)
 
 
-def floors(phase: Phase) -> None:
+def measure_floors(phase: Phase) -> None:
     """Microseconds of an operator, of a read, and of copies by size."""
     import torch
 
@@ -165,19 +165,19 @@ def floors(phase: Phase) -> None:
         for _ in range(200):
             one.add_(1)
         wait()
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for _ in range(5000):
             one.add_(1)
-        launched = time.perf_counter() - began
+        launched = time.perf_counter() - started_at
         wait()
-        phase.record("launch", python_op_us=launched / 5e-3, until_done_us=(time.perf_counter() - began) / 5e-3)
-        phase.record("item", **measure(200, lambda: one[0].item(), wait))
+        phase.record("launch", python_op_us=launched / 5e-3, until_done_us=(time.perf_counter() - started_at) / 5e-3)
+        phase.record("item", **measure_spread(200, lambda: one[0].item(), wait))
         if cuda:
-            with phase.guarded("graph of 200"):
+            with phase.guard_errors("graph of 200"):
                 graph_floor(phase, one)
         for size in (150_528, 921_600, 8 << 20):
-            with phase.guarded(f"copies of {size}"):
-                copies(phase, size, wait)
+            with phase.guard_errors(f"copies of {size}"):
+                measure_copies(phase, size, wait)
 
 
 def graph_floor(phase: Phase, one: Any) -> None:
@@ -189,37 +189,37 @@ def graph_floor(phase: Phase, one: Any) -> None:
         for _ in range(200):
             one.add_(1)
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for _ in range(100):
         graph.replay()
-    launched = time.perf_counter() - began
+    launched = time.perf_counter() - started_at
     torch.cuda.synchronize()
-    phase.record("graph of 200", launch_us=launched / 1e-4, until_done_us=(time.perf_counter() - began) / 1e-4)
+    phase.record("graph of 200", launch_us=launched / 1e-4, until_done_us=(time.perf_counter() - started_at) / 1e-4)
 
 
-def copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
+def measure_copies(phase: Phase, size: int, wait: Callable[[], Any]) -> None:
     """Milliseconds of copies of ``size`` bytes, by memory that is pageable and that is pinned."""
     import torch
 
     device = phase.settings.device
     host, back = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    there = host.to(device)
+    on_device = host.to(device)
     calls: List[Tuple[str, Callable[[], Any]]] = [
-        ("pageable_up_ms", lambda: there.copy_(host)),
-        ("pageable_down_ms", lambda: back.copy_(there)),
+        ("pageable_up_ms", lambda: on_device.copy_(host)),
+        ("pageable_down_ms", lambda: back.copy_(on_device)),
         ("to_ms", lambda: host.to(device)),
-        ("cpu_ms", there.cpu),
+        ("cpu_ms", on_device.cpu),
     ]
     if phase.settings.cuda:
         locked = host.pin_memory()
         calls += [
-            ("pinned_up_ms", lambda: (there.copy_(locked, non_blocking=True), wait())),
-            ("pinned_down_ms", lambda: (locked.copy_(there, non_blocking=True), wait())),
+            ("pinned_up_ms", lambda: (on_device.copy_(locked, non_blocking=True), wait())),
+            ("pinned_down_ms", lambda: (locked.copy_(on_device, non_blocking=True), wait())),
         ]
-    phase.record(f"copies of {size}", **{name: measure(50, call, wait)["ms"] for name, call in calls})
+    phase.record(f"copies of {size}", **{name: measure_spread(50, call, wait)["ms"] for name, call in calls})
 
 
-def throughput(phase: Phase) -> None:
+def measure_throughput(phase: Phase) -> None:
     """Bandwidth of memory, and floating-point operations per second in float32 with TF32 and without."""
     import torch
 

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Callable, List
 
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli_command
 from edge_offload_benchmarks.gpu.results import Phase
 
 #: Takes the GPU's memory but for so many MiB.
@@ -70,28 +70,28 @@ print(f"frames {count} {value:.6f}", flush=True)
 
 def run(phase: Phase) -> None:
     """Provoke each fault, and record what the program was told."""
-    attempt(phase, "memory", 30.0, lambda: memory(phase))
-    with phase.guarded("server"), Server(phase.settings) as server:
+    attempt_part(phase, "memory", 30.0, lambda: exhaust_memory(phase))
+    with phase.guard_errors("server"), Server(phase.settings) as server:
         # the same server: it goes on after a program that breaks a context
-        attempt(phase, "context", 15.0, lambda: context(phase, server))
-        attempt(phase, "killed", 25.0, lambda: killed(phase, server))
+        attempt_part(phase, "context", 15.0, lambda: break_context(phase, server))
+        attempt_part(phase, "killed", 25.0, lambda: kill_server(phase, server))
 
 
-def attempt(phase: Phase, name: str, least_s: float, part: Callable[[], None]) -> None:
+def attempt_part(phase: Phase, name: str, least_s: float, part: Callable[[], None]) -> None:
     """Run a part if its time remains; its error is a record."""
-    if not phase.fits(least_s if phase.settings.cuda else 10.0):
+    if not phase.fits_in_time(least_s if phase.settings.cuda else 10.0):
         phase.record(name, skipped="out of time")
         return
-    with phase.guarded(name):
+    with phase.guard_errors(name):
         part()
 
 
-def python(code: str, *arguments: str) -> List[str]:
+def python_command(code: str, *arguments: str) -> List[str]:
     """The command of a program."""
     return [sys.executable, "-c", code, *arguments]
 
 
-def memory(phase: Phase) -> None:
+def exhaust_memory(phase: Phase) -> None:
     """A robot and a server whose GPU's memory another process takes."""
     if not phase.settings.cuda:
         phase.record("memory", skipped="no GPU")
@@ -102,20 +102,23 @@ def memory(phase: Phase) -> None:
     from edge_offload_benchmarks.gpu import networks
 
     name, settings = "resnet50", phase.settings
-    executor, given = ModuleExecutor(networks.build(name), "cuda", spare=True), networks.inputs(name, 4)
+    executor, given = ModuleExecutor(networks.build_network(name), "cuda", spare=True), networks.make_inputs(name, 4)
     executor.run(given[0])
     torch.cuda.empty_cache()
-    with Server(settings) as server, Process(settings, "hog", python(HOG, "60")) as hog:
+    with Server(settings) as server, Process(settings, "hog", python_command(HOG, "60")) as hog:
         phase.record("memory: hog", line=hog.wait_line("full", 60))
         for number, frame in enumerate(given[:3]):
-            began = time.monotonic()
+            started_at = time.monotonic()
             done = executor.run([torch.nn.functional.pad(frame[0], (0, 1500, 0, 1500))])
-            phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - began)
-        command = [*server.exec("--mode", "lazy"), *python(NEEDS_MEMORY)]
+            phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - started_at)
+        command = [*server.exec_command("--mode", "lazy"), *python_command(NEEDS_MEMORY)]
         with Process(settings, "memory", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.left()))
+            code = program.end(min(60.0, phase.remaining_s()))
             phase.record(
-                "memory: a program on a server without memory", code=code, lines=program.lines, log=program.tail(600)
+                "memory: a program on a server without memory",
+                code=code,
+                lines=program.lines,
+                log=program.read_tail(600),
             )
         hog.write("\n")
         hog.end(20)
@@ -123,32 +126,32 @@ def memory(phase: Phase) -> None:
         phase.record("memory: room again", note=executor.run(given[1]).note)
 
 
-def context(phase: Phase, server: Server) -> None:
+def break_context(phase: Phase, server: Server) -> None:
     """A program that reads out of range, plain and offloaded."""
     settings = phase.settings
     if settings.cuda:
-        with Process(settings, "breaks_plain", python(BREAKS)) as program:
-            code = program.end(min(40.0, phase.left()))
+        with Process(settings, "breaks_plain", python_command(BREAKS)) as program:
+            code = program.end(min(40.0, phase.remaining_s()))
             phase.record("context: plain CUDA", code=code, lines=program.lines)
     for mode in ("lazy",) if settings.tiny else ("lazy", "replay"):
-        command = [*server.exec("--mode", mode), *python(BREAKS)]
+        command = [*server.exec_command("--mode", mode), *python_command(BREAKS)]
         with Process(settings, f"breaks_{mode}", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.left()))
-            phase.record(f"context: {mode}", code=code, lines=program.lines, log=program.tail(600))
+            code = program.end(min(60.0, phase.remaining_s()))
+            phase.record(f"context: {mode}", code=code, lines=program.lines, log=program.read_tail(600))
 
 
-def killed(phase: Phase, server: Server) -> None:
+def kill_server(phase: Phase, server: Server) -> None:
     """The server is killed under a program in ``replay``, and another takes its place on the same port."""
     settings = phase.settings
     seconds = "8" if settings.tiny else "20"
     port = server.address.rpartition(":")[2]
-    command = [*server.exec("--mode", "replay", "--resume", "2"), *python(LOOP, seconds)]
+    command = [*server.exec_command("--mode", "replay", "--resume", "2"), *python_command(LOOP, seconds)]
     with Process(settings, "loop", command, **BLIND) as program:
-        program.wait_line("frame 5 ", min(60.0, phase.left()))
+        program.wait_line("frame 5 ", min(60.0, phase.remaining_s()))
         server.process.send_signal(signal.SIGKILL)
         server.process.wait()
         time.sleep(1 if settings.tiny else 4)
-        again = cli(
+        restart = cli_command(
             "serve",
             "--bind",
             f"tcp://127.0.0.1:{port}",
@@ -161,6 +164,6 @@ def killed(phase: Phase, server: Server) -> None:
             "--weights-cache",
             str(settings.folder / "blobs"),
         )
-        with Process(settings, "serve_again", again, settings.server_cores):
-            code = program.end(min(70.0, phase.left()))
-            phase.record("killed", code=code, lines=program.lines, log=program.tail(1200))
+        with Process(settings, "serve_again", restart, settings.server_cores):
+            code = program.end(min(70.0, phase.remaining_s()))
+            phase.record("killed", code=code, lines=program.lines, log=program.read_tail(1200))

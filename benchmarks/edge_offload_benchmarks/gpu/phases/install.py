@@ -29,8 +29,8 @@ def run(phase: Phase) -> None:
     """Install, and record whether the packages that are needed can be imported."""
     site = phase.settings.site
     site.mkdir(parents=True, exist_ok=True)
-    with phase.guarded("wheels"):
-        wheels(phase)
+    with phase.guard_errors("wheels"):
+        install_wheels(phase)
     if phase.settings.cache:
         cache = pathlib.Path(phase.settings.cache)
         cache.mkdir(parents=True, exist_ok=True)
@@ -39,20 +39,20 @@ def run(phase: Phase) -> None:
                 shutil.copyfile(path, cache / path.name)
     if phase.settings.cuda:
         for path in carried.PACKAGES.glob("*.deb"):
-            with phase.guarded(path.name):
+            with phase.guard_errors(path.name):
                 subprocess.run(["dpkg", "-x", str(path), "/"], check=True)
                 subprocess.run(["ldconfig"], check=False)
     for name in BIG:
-        with phase.guarded(name):
-            assemble(phase, name)
+        with phase.guard_errors(name):
+            assemble_pieces(phase, name)
     for name, folder in DISTRIBUTIONS:
-        with phase.guarded(f"entry points of {name}"):
+        with phase.guard_errors(f"entry points of {name}"):
             entry_points(site / f"{name}-0.dist-info", ROOT / folder / "setup.cfg", name)
     if not phase.settings.tiny:
         check_imports(phase)
 
 
-def wheels(phase: Phase) -> None:
+def install_wheels(phase: Phase) -> None:
     """Install the carried wheels whose packages are absent and that this Python takes."""
     absent: List[str] = []
     others: List[str] = []
@@ -60,7 +60,7 @@ def wheels(phase: Phase) -> None:
         try:
             importlib.metadata.version(path.name.split("-")[0])
         except importlib.metadata.PackageNotFoundError:
-            (absent if fits(path.name) else others).append(str(path))
+            (absent if fits_python(path.name) else others).append(str(path))
     if absent:
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-compile"]
         command += ["--no-cache-dir", "--target", str(phase.settings.site), *absent]
@@ -74,17 +74,17 @@ def wheels(phase: Phase) -> None:
     )
 
 
-def fits(name: str) -> bool:
-    """Whether a wheel is for this Python, by its file's name."""
+def fits_python(name: str) -> bool:
+    """Return whether a wheel is for this Python, by its file's name."""
     pythons, abi = name.split("-")[-3].split("."), name.split("-")[-2]
     minors = [int(tag[3:]) for tag in pythons if tag.startswith("cp3") and tag[3:].isdigit()]
     stable = any(minor <= sys.version_info[1] for minor in minors) and "abi3" in abi.split(".")
     return "py3" in pythons or stable or sys.version_info[1] in minors
 
 
-def assemble(phase: Phase, name: str) -> None:
+def assemble_pieces(phase: Phase, name: str) -> None:
     """Put the pieces of a big package together, if they were brought."""
-    parts = carried.pieces(name, phase.settings.folder)
+    parts = carried.list_pieces(name, phase.settings.folder)
     if not parts:
         return
     sys.path.insert(0, str(phase.settings.site))
@@ -114,9 +114,9 @@ def entry_points(folder: pathlib.Path, configuration: pathlib.Path, name: str) -
 
 def check_imports(phase: Phase) -> None:
     """Import in a new process what the other phases need, and record how long that takes."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(NEEDED)}"], capture_output=True, text=True, check=False
     )
     facts = {} if done.returncode == 0 else {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1][:500]}
-    phase.record("imports", seconds=time.monotonic() - began, **facts)
+    phase.record("imports", seconds=time.monotonic() - started_at, **facts)

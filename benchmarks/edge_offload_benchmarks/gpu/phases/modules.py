@@ -10,14 +10,14 @@ from typing import Any, Dict, List
 
 from edge_offload_benchmarks.gpu import networks, served
 from edge_offload_benchmarks.gpu.processes import Server
-from edge_offload_benchmarks.gpu.results import Phase, spread
+from edge_offload_benchmarks.gpu.results import Phase, spread_ms
 
 MODELS = ("mobilenet_v3_large", "kapao_vtest", "resnet50")
 #: Seconds that a mode may take until it can run.
 READY_S = {"split": 60.0}
 
 
-def difference(want: Any, have: Any) -> float:
+def relative_difference(want: Any, have: Any) -> float:
     """The largest difference, relative to the largest value; infinite for other shapes or integers that differ."""
     import torch
 
@@ -49,21 +49,23 @@ def run(phase: Phase) -> None:
     tiny = phase.settings.tiny
     patient = TimeoutLimits(first_s=60.0, floor_s=60.0, cap_s=60.0)
     names = ("tiny",) if tiny else MODELS
-    with Server(phase.settings, *served.allow(names)) as server, Client(
-        server.address, keys=KeyStore(server.robot())
+    with Server(phase.settings, *served.allow_options(names)) as server, Client(
+        server.address, keys=KeyStore(server.make_robot())
     ) as client:
         client.wait_ready(30.0)
         for name in names:
-            with phase.guarded(name):
-                module, given = networks.build(name), networks.inputs(name, 3 if tiny else 12)
-                plain = networks.build(name).to(device)
+            with phase.guard_errors(name):
+                module, given = networks.build_network(name), networks.make_inputs(name, 3 if tiny else 12)
+                plain = networks.build_network(name).to(device)
                 with torch.inference_mode():
                     want = [
                         [one.cpu() for one in networks.outputs_of(plain(*[each.to(device) for each in frame]))]
                         for frame in given
                     ]
                     cpu = [list(networks.outputs_of(module(*frame))) for frame in given[:2]]
-                phase.record(f"{name} device beside CPU", difference=max(difference(a, b) for a, b in zip(cpu, want)))
+                phase.record(
+                    f"{name} device beside CPU", difference=max(relative_difference(a, b) for a, b in zip(cpu, want))
+                )
                 offloaded = OffloadedModule(
                     served.wire_name(name),
                     module,
@@ -75,7 +77,7 @@ def run(phase: Phase) -> None:
                 )
                 try:
                     for mode in (Mode.LOCAL, Mode.SERVER) if tiny else (Mode.LOCAL, Mode.SERVER, Mode.SPLIT):
-                        with phase.guarded(f"{name} {mode}"):
+                        with phase.guard_errors(f"{name} {mode}"):
                             run_mode(phase, name, mode, offloaded, given, want)
                 finally:
                     offloaded.close()
@@ -85,11 +87,11 @@ def run_mode(phase: Phase, name: str, mode: Any, offloaded: Any, given: List[Any
     """Wait until a mode can run, run the frames, and record times and differences."""
     import torch
 
-    began = time.monotonic()
-    most = min(READY_S.get(str(mode), 30.0), phase.left())
-    while (why := offloaded.unavailable_reason(mode, given[0])) is not None and time.monotonic() - began < most:
+    started_at = time.monotonic()
+    most = min(READY_S.get(str(mode), 30.0), phase.remaining_s())
+    while (why := offloaded.unavailable_reason(mode, given[0])) is not None and time.monotonic() - started_at < most:
         time.sleep(0.05)
-    ready_s = time.monotonic() - began
+    ready_s = time.monotonic() - started_at
     if why is not None:
         phase.record(f"{name} {mode}", ready_s=ready_s, failed=why, state=str(offloaded.state())[:500])
         return
@@ -97,19 +99,19 @@ def run_mode(phase: Phase, name: str, mode: Any, offloaded: Any, given: List[Any
     differences: List[float] = []
     fallbacks: Dict[str, int] = {}
     equal = 0
-    for frame, wanted in zip(given, want):
+    for frame, expected in zip(given, want):
         at = time.perf_counter()
         outputs, report = offloaded.run(frame, mode)
         seconds.append(time.perf_counter() - at)
-        differences.append(difference(wanted, outputs))
-        equal += all(torch.equal(a, b) for a, b in zip(wanted, outputs))
+        differences.append(relative_difference(expected, outputs))
+        equal += all(torch.equal(a, b) for a, b in zip(expected, outputs))
         if report.fallback_reason:
             fallbacks[report.fallback_reason[:120]] = fallbacks.get(report.fallback_reason[:120], 0) + 1
     stages = {key: round(value, 5) for key, value in report.stages_s.items()}
     phase.record(
         f"{name} {mode}",
         ready_s=ready_s,
-        **spread(seconds),
+        **spread_ms(seconds),
         difference=max(differences),
         equal=f"{equal} of {len(given)}",
         fallbacks=fallbacks,

@@ -17,9 +17,9 @@ def run(phase: Phase) -> None:
     """Place or build each library."""
     from edge_offload.native import libraries
 
-    wanted = carried.source_key()
-    fits = carried.carried_key() == wanted
-    phase.record("carried", key=carried.carried_key(), sources=wanted, fits=fits)
+    source_key = carried.source_key()
+    fits = carried.carried_key() == source_key
+    phase.record("carried", key=carried.carried_key(), sources=source_key, fits=fits)
     for recipe in (
         libraries.GUARD,
         libraries.DEVICE,
@@ -27,35 +27,35 @@ def run(phase: Phase) -> None:
         libraries.CODECS,
         libraries.WINDOWS,
     ):
-        with phase.guarded(recipe.name):
-            place(phase, recipe, fits)
+        with phase.guard_errors(recipe.name):
+            place_library(phase, recipe, fits)
 
 
-def place(phase: Phase, recipe: Any, fits: bool) -> None:
+def place_library(phase: Phase, recipe: Any, fits: bool) -> None:
     """Copy a carried library into the cache under its name there, or build it."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     ready = carried.NATIVE / f"{recipe.name}.so"
     path = recipe.path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     # what is compiled for this processor (codecs) is built here: it takes seconds
     if path.exists():
         how = "present"
-    elif fits and ready.exists() and not recipe.processor and compatible(recipe):
+    elif fits and ready.exists() and not recipe.processor and is_compatible(recipe):
         shutil.copy(ready, path)
         path.chmod(0o755)
         how = "placed"
     else:
         recipe.build()
         how = "built"
-    phase.record(recipe.name, how=how, seconds=time.monotonic() - began, path=path.name)
+    phase.record(recipe.name, how=how, seconds=time.monotonic() - started_at, path=path.name)
 
 
-def compatible(recipe: Any) -> bool:
-    """Whether this Python and torch are those that the carried libraries were built for."""
+def is_compatible(recipe: Any) -> bool:
+    """Return whether the carried libraries were built for this Python and torch."""
     import sys
 
     import torch
 
-    target = carried.target()
+    target = carried.read_target()
     same_python = not recipe.extension or list(sys.version_info[:2]) == target.get("python")
     return same_python and (not recipe.torch or torch.__version__ == target.get("torch"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence
 
 from edge_offload_benchmarks.gpu import networks
-from edge_offload_benchmarks.gpu.results import Phase, spread
+from edge_offload_benchmarks.gpu.results import Phase, spread_ms
 
 MODELS = ("resnet50", "mobilenet_v3_large")
 BATCHES = (1, 4)
@@ -29,15 +29,15 @@ def run(phase: Phase) -> None:
     devices.select_device(device)
     torch.set_num_threads(4 if phase.settings.cuda else 1)
     for name in ("tiny",) if phase.settings.tiny else MODELS:
-        if not phase.fits(NETWORK_S):
+        if not phase.fits_in_time(NETWORK_S):
             phase.record(name, skipped="out of time")
             continue
-        with phase.guarded(name):
-            phase.record(name, device=str(device), **compare(name, device))
+        with phase.guard_errors(name):
+            phase.record(name, device=str(device), **compare_stages(name, device))
 
 
-def compare(name: str, device: Any) -> Dict[str, Any]:
-    """What two stages of a network give and take in batches of 1 and 4.
+def compare_stages(name: str, device: Any) -> Dict[str, Any]:
+    """Compare two stages of a network with the undivided one, in batches of 1 and 4.
 
     Returns:
         Facts of a record; with ``failed`` where single frames have other bits than the undivided network's, or a batch
@@ -49,33 +49,35 @@ def compare(name: str, device: Any) -> Dict[str, Any]:
     from edge_offload.execute.tensors import TensorSpec
     from edge_offload.server.pool import measuring, stages
 
-    module: Any = networks.build(name).network
-    shape = (1, *networks.OWN[name][1])
+    module: Any = networks.build_network(name).network
+    shape = (1, *networks.BUILDERS[name][1])
     frames = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(max(BATCHES))]
-    whole = ModuleExecutor(module, device)
-    wanted = [whole.run([one]).outputs[0] for one in frames]
-    took = [whole.run([one]).compute_s for one in frames]
+    undivided = ModuleExecutor(module, device)
+    expected = [undivided.run([one]).outputs[0] for one in frames]
+    compute_s = [undivided.run([one]).compute_s for one in frames]
     network = stages.BatchedNetwork(module, (TensorSpec("float32", shape),), device)
     cuts = measuring.cut_network(network)
     middle = cuts.block_count // 2
     parts = [stages.StageRunner(network, cuts, *ends) for ends in ((0, middle), (middle, cuts.block_count))]
-    found: Dict[str, Any] = {"undivided": spread(took), "operators": list(cuts.bounds), "middle": middle}
+    record: Dict[str, Any] = {"undivided": spread_ms(compute_s), "operators": list(cuts.bounds), "middle": middle}
     for batch in BATCHES:
         for _ in range(GRAPHED):
-            outputs = through(parts, frames[:batch])
-        error = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, wanted[:batch]))
-        equal = all(torch.equal(one, other) for one, other in zip(outputs, wanted))
+            outputs = run_stages(parts, frames[:batch])
+        error = max(
+            float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, expected[:batch])
+        )
+        equal = all(torch.equal(one, other) for one, other in zip(outputs, expected))
         runs = [measuring.stage_seconds(parts, batch) for _ in range(RUNS)]
-        times = [spread([one[at] for one in runs]) for at in range(len(parts))]
-        found[f"batch {batch}"] = {"equal": equal, "error": error, "stages": times}
-    if not found[f"batch {BATCHES[0]}"]["equal"]:
-        found["failed"] = f"other bits than the undivided network's, one frame at a time: {found['batch 1']['error']}"
-    elif found[f"batch {BATCHES[-1]}"]["error"] > MOST_ERROR:
-        found["failed"] = f"an error of {found[f'batch {BATCHES[-1]}']['error']} in a batch, above {MOST_ERROR}"
-    return found
+        times = [spread_ms([one[at] for one in runs]) for at in range(len(parts))]
+        record[f"batch {batch}"] = {"equal": equal, "error": error, "stages": times}
+    if not record[f"batch {BATCHES[0]}"]["equal"]:
+        record["failed"] = f"other bits than the undivided network's, one frame at a time: {record['batch 1']['error']}"
+    elif record[f"batch {BATCHES[-1]}"]["error"] > MOST_ERROR:
+        record["failed"] = f"an error of {record[f'batch {BATCHES[-1]}']['error']} in a batch, above {MOST_ERROR}"
+    return record
 
 
-def through(parts: Sequence[Any], frames: Sequence[Any]) -> List[Any]:
+def run_stages(parts: Sequence[Any], frames: Sequence[Any]) -> List[Any]:
     """The output of each frame, in a batch through all stages."""
     from edge_offload.server.pool.parcels import pack_tensor, unpack_tensor
 

@@ -8,9 +8,9 @@ from collections import Counter
 from typing import Any, Dict, List
 
 from edge_offload_benchmarks.gpu.power import Power
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, module
-from edge_offload_benchmarks.gpu.results import Phase, spread
-from edge_offload_benchmarks.gpu.served import allow
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, module_command
+from edge_offload_benchmarks.gpu.results import Phase, spread_ms
+from edge_offload_benchmarks.gpu.served import allow_options
 
 COUNTS = (1, 4, 16, 64)
 #: Robots of a process, and seconds of load.
@@ -21,28 +21,28 @@ def run(phase: Phase) -> None:
     """Measure throughput and latency by number of robots."""
     tiny = phase.settings.tiny
     for count in (1, 2) if tiny else COUNTS:
-        if not phase.fits(LOAD_S + 8):
+        if not phase.fits_in_time(LOAD_S + 8):
             phase.record(f"{count} robots", skipped="out of time")
             continue
-        with phase.guarded(f"{count} robots"):
-            measure(phase, count, "tiny" if tiny else "mobilenet_v3_large", 1.0 if tiny else LOAD_S)
+        with phase.guard_errors(f"{count} robots"):
+            measure_robots(phase, count, "tiny" if tiny else "mobilenet_v3_large", 1.0 if tiny else LOAD_S)
 
 
-def measure(phase: Phase, count: int, model: str, load_s: float) -> None:
+def measure_robots(phase: Phase, count: int, model: str, load_s: float) -> None:
     """Load a server by ``count`` robots."""
-    from edge_offload_benchmarks.processes import introduced
+    from edge_offload_benchmarks.processes import introduce_robots
 
     settings = phase.settings
     root = settings.folder / f"robots{count}.{time.monotonic_ns()}"
     names = [f"robot{number}" for number in range(count)]
-    public, robots = introduced(root, names)
+    public, robots = introduce_robots(root, names)
     processes: List[Process] = []
-    with Server(settings, *allow([model]), keys=root / "server") as server:
+    with Server(settings, *allow_options([model]), keys=root / "server") as server:
         try:
             for store in robots.values():
                 store.trust_server(server.address, public)
             for first in range(0, count, EACH):
-                command = module(
+                command = module_command(
                     "robots_process",
                     "--address",
                     server.address,
@@ -57,37 +57,37 @@ def measure(phase: Phase, count: int, model: str, load_s: float) -> None:
                 )
                 processes.append(Process(settings, f"robots{first}", command, settings.client_cores, **BLIND))
             for process in processes:
-                process.wait_line("ready", min(90.0, phase.left()))
-            power, began = Power(), time.monotonic()
-            joules, cpu = power.joules(), cpu_s(server.process.pid)
+                process.wait_line("ready", min(90.0, phase.remaining_s()))
+            power, started_at = Power(), time.monotonic()
+            joules, cpu = power.read_joules(), cpu_s(server.process.pid)
             for process in processes:
                 process.write("go\n")
-            found: Dict[str, Any] = {}
+            facts_by_robot: Dict[str, Any] = {}
             for process in processes:
-                found.update(json.loads(process.wait_line("{", load_s + 30)))
-            took = time.monotonic() - began
-            joules, cpu = power.joules() - joules, cpu_s(server.process.pid) - cpu
+                facts_by_robot.update(json.loads(process.wait_line("{", load_s + 30)))
+            wall_s = time.monotonic() - started_at
+            joules, cpu = power.read_joules() - joules, cpu_s(server.process.pid) - cpu
         finally:
             for process in processes:
                 process.stop()
-    seconds = [one for facts in found.values() for one in facts["seconds"]]
-    server_s = [one for facts in found.values() for one in facts["server_s"]]
-    served = [len(facts["seconds"]) for facts in found.values()]
+    seconds = [one for facts in facts_by_robot.values() for one in facts["seconds"]]
+    server_s = [one for facts in facts_by_robot.values() for one in facts["server_s"]]
+    served = [len(facts["seconds"]) for facts in facts_by_robot.values()]
     failed: Counter[str] = Counter()
-    for facts in found.values():
+    for facts in facts_by_robot.values():
         failed.update(facts["failed"])
     phase.record(
         f"{count} robots {model}",
         frames_per_s=len(seconds) / load_s,
-        latency=spread(seconds),
-        compute=spread(server_s),
+        latency=spread_ms(seconds),
+        compute=spread_ms(server_s),
         least=min(served),
         most=max(served),
         failed=failed,
         busy=sum(server_s) / load_s,
-        server_cores=cpu / took,
+        server_cores=cpu / wall_s,
         J_per_frame=joules / max(1, len(seconds)),
-        watts=joules / took,
+        watts=joules / wall_s,
     )
 
 

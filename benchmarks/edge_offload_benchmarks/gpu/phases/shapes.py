@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Dict, List, Sequence
 
-from edge_offload_benchmarks.gpu.processes import cli
+from edge_offload_benchmarks.gpu.processes import cli_command
 from edge_offload_benchmarks.gpu.results import Phase, write_json
 
 JOBS = 8
@@ -39,7 +39,7 @@ TINY = ("nn.functional.relu", "add", "nn.functional.batch_norm")
 
 
 class Survey:
-    """What the parts have counted so far.
+    """Counts of the parts so far.
 
     Args:
         path: of the file.
@@ -56,21 +56,21 @@ class Survey:
         self.errors: List[str] = []
         self._lock = threading.Lock()
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add_rows(self, rows: Sequence[Any]) -> None:
         """Add what one entry has counted."""
-        from edge_offload_research.device.conformance.shapes import add
+        from edge_offload_research.device.conformance.shapes import add_counts
 
         with self._lock:
             self.covered += 1
-            add(self.counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in rows})
+            add_counts(self.counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in rows})
 
-    def skip(self, error: str) -> None:
+    def skip_entry(self, error: str) -> None:
         """Note an entry that ended its process."""
         with self._lock:
             self.skipped += 1
             self.errors.append(error)
 
-    def document(self) -> Dict[str, Any]:
+    def make_document(self) -> Dict[str, Any]:
         """The content of the file."""
         with self._lock:
             share = {"covered": self.covered, "of": sum(self.entries.values()), "skipped": self.skipped}
@@ -84,8 +84,8 @@ def run(phase: Phase) -> None:
 
     tiny = phase.settings.tiny
     jobs, entries = (2, TINY) if tiny else (JOBS, ENTRIES)
-    ends = time.monotonic() + max(5.0, phase.left() - END_S - RECORD_S)
-    command = cli("exec", "--mode", "lazy", "--device", phase.settings.device, "--threads", "1", "--")
+    ends = time.monotonic() + max(5.0, phase.remaining_s() - END_S - RECORD_S)
+    command = cli_command("exec", "--mode", "lazy", "--device", phase.settings.device, "--threads", "1", "--")
     command += [sys.executable, "-m", "edge_offload_research.device.conformance.shapes", "--jobs", str(jobs)]
     command += ["--longest", str(LONGEST_S), "--entries", *entries]
     survey = Survey(phase.settings.results / "shapes_counts.json", facts_of(phase.settings.device))
@@ -93,10 +93,10 @@ def run(phase: Phase) -> None:
     for part in parts:
         part.start()
     while any(part.is_alive() for part in parts) and time.monotonic() < ends + END_S:
-        write_json(survey.path, survey.document())
+        write_json(survey.path, survey.make_document())
         parts[0].join(WRITE_S if parts[0].is_alive() else 0.2)
     finished = not any(part.is_alive() for part in parts) and time.monotonic() < ends
-    document = survey.document()
+    document = survey.make_document()
     write_json(survey.path, document)
     table = table_of([document])
     phase.record(
@@ -112,7 +112,7 @@ def run(phase: Phase) -> None:
 
 
 def facts_of(device: str) -> Dict[str, Any]:
-    """What a table says of where it holds: torch, device, a GPU's compute capability."""
+    """Return the facts of a table: torch, device, a GPU's compute capability."""
     import torch
 
     facts: Dict[str, Any] = {"torch": torch.__version__.split("+")[0], "device": device}
@@ -147,11 +147,11 @@ def run_part(command: List[str], number: int, ends: float, survey: Survey) -> No
                 survey.entries[number] = int(line[len(ALL) :])
             elif line.startswith(MARK):
                 start += 1
-                survey.add(json.loads(line[len(MARK) :]))
+                survey.add_rows(json.loads(line[len(MARK) :]))
         code = process.wait()
         timer.cancel()
         reader.join(5)
         if code == 0 or time.monotonic() >= ends:
             return
-        survey.skip("".join(errors)[-300:])
+        survey.skip_entry("".join(errors)[-300:])
         deaths, start = deaths + 1, start + 1

@@ -27,13 +27,13 @@ def run(phase: Phase) -> None:
         command += ["-n", str(JOBS), "--dist", "loadfile"]
     command += TINY_SUITES if tiny else SUITES
     more = {"NVIDIA_TF32_OVERRIDE": "0", "EDGE_OFFLOAD_TEST_DEVICE": phase.settings.device}
-    began, path = time.monotonic(), phase.settings.results / "tests.txt"
+    started_at, path = time.monotonic(), phase.settings.results / "tests.txt"
     with path.open("w", encoding="utf-8") as stream:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT, env={**os.environ, **more}
         )
         try:
-            code = process.wait(max(5.0, phase.left() - 12))
+            code = process.wait(max(5.0, phase.remaining_s() - 12))
         except subprocess.TimeoutExpired:
             process.send_signal(2)  # pytest ends with its summary
             try:
@@ -44,4 +44,6 @@ def run(phase: Phase) -> None:
     lines: List[str] = [
         line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if SUMMARY.search(line)
     ]
-    phase.record("tests", code=code, seconds=time.monotonic() - began, summary=[line[:300] for line in lines[-80:]])
+    phase.record(
+        "tests", code=code, seconds=time.monotonic() - started_at, summary=[line[:300] for line in lines[-80:]]
+    )

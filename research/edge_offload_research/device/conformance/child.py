@@ -29,7 +29,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     from edge_offload.device.installation import current_installation
     from edge_offload.errors import Unsupported
-    from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find, judge
+    from edge_offload_research.device.conformance.judge import DTYPES, entry_name, find_entry, judge_entry
     from edge_offload_research.device.conformance.reference import CudaReference
 
     torch.set_num_threads(1)
@@ -39,23 +39,25 @@ def main(argv: Optional[List[str]] = None) -> int:
         try:
             reference = CudaReference(args.launcher)
         except Unsupported as error:
-            _say({"problem": error.cause, "remedy": error.remedy})
+            _write_record({"problem": error.cause, "remedy": error.remedy})
             return 2
     for line in sys.stdin:
         name = line.strip()
         if name == "list":
-            _say({"entries": [entry_name(op) for op in op_db], "torch": torch.__version__, "dtypes": list(DTYPES)})
+            _write_record(
+                {"entries": [entry_name(op) for op in op_db], "torch": torch.__version__, "dtypes": list(DTYPES)}
+            )
             continue
         assert device is not None
-        op = find(op_db, name)
+        op = find_entry(op_db, name)
         assert op is not None
-        _say(judge(op, args.modes.split(","), args.limit, device, args.layouts.split(","), reference))
+        _write_record(judge_entry(op, args.modes.split(","), args.limit, device, args.layouts.split(","), reference))
         if device.recorder.failed:
             return 3
     return 0
 
 
-def _say(record: Any) -> None:
+def _write_record(record: Any) -> None:
     print(MARK + json.dumps(record), flush=True)
 
 

@@ -35,7 +35,7 @@ SEED = 7
 
 @dataclass
 class Verdict:
-    """On one entry in one mode: the worst that was seen, with the first reason for it, and how many samples ran."""
+    """Verdict on one entry in one mode: the worst outcome with its first reason, and the number of samples."""
 
     outcome: str = PASSED
     reason: str = ""
@@ -68,15 +68,15 @@ class Raised:
 
     @staticmethod
     def of(error: Exception) -> Raised:
-        """That ``error``."""
+        """Wrap ``error``."""
         return Raised(f"{type(error).__name__}: {first_line(error)}")
 
 
 class Reference(Protocol):
-    """What results are compared with in place of the CPU of this process."""
+    """Source of expected results in place of the CPU of this process."""
 
     def results(self, entry: str, dtype: str, count: int, limit: int, layout: str, samples: List[List[Any]]) -> Any:
-        """By the number of the values and of the sample: the leaves of the result, or :class:`Raised`.
+        """Return the leaves of the result, or :class:`Raised`, by the number of the values and of the sample.
 
         Args:
             entry: its name.
@@ -84,7 +84,7 @@ class Reference(Protocol):
             count: sets of values.
             limit: samples of each; 0 for all.
             layout: how their tensors lie.
-            samples: what :func:`drawn` gives here; it must draw the same.
+            samples: what :func:`draw_samples` gives here; it must draw the same.
         """
 
 
@@ -100,7 +100,7 @@ def dtypes_of(op: Any) -> List[str]:
     return chosen or [name for name in OTHER_DTYPES if getattr(torch, name) in op.dtypes][:1]
 
 
-def judge(
+def judge_entry(
     op: Any, modes: Sequence[str], limit: int, device: Any, layouts: Sequence[str] = (SAMPLED,),
     reference: Optional[Reference] = None,
 ) -> Dict[str, Any]:  # fmt: skip
@@ -114,7 +114,7 @@ def judge(
         layouts: some of :data:`LAYOUTS`; each sample is judged in each.
         reference: what results are compared with; None: the CPU.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     name = entry_name(op)
     if name in EXCLUSIONS:
         outcomes = dict.fromkeys(modes, EXCLUDED)
@@ -136,7 +136,7 @@ def judge(
             before = device.recorder.counters.accepted
             try:
                 for case in cases:
-                    check(op, case, RUNS[mode], verdict)
+                    check_case(op, case, RUNS[mode], verdict)
             except LinkLost as error:
                 verdict.add(WRONG, f"{dtype}: the executor died: {error}")
                 break
@@ -152,18 +152,18 @@ def judge(
         "reasons": {mode: verdict.reason for mode, verdict in verdicts.items() if verdict.reason},
         "samples": max(verdict.samples for verdict in verdicts.values()),
         "replayed": sum(verdict.replayed for verdict in verdicts.values()),
-        "seconds": round(time.monotonic() - began, 2),
+        "seconds": round(time.monotonic() - started_at, 2),
     }
 
 
-def drawn(op: Any, dtype: str, count: int, limit: int) -> List[List[Any]]:
+def draw_samples(op: Any, dtype: str, count: int, limit: int) -> List[List[Any]]:
     """``count`` sets of values of the samples of ``op``, each a list of them, the same in every process.
 
     Of more than ``limit`` samples that many are taken, evenly spread, with the first and the last.
     """
     sets = []
     for number in range(count):
-        seed(number)
+        set_seed(number)
         samples = list(op.sample_inputs("cpu", getattr(torch, dtype), requires_grad=False))
         if limit and len(samples) > limit:
             step = (len(samples) - 1) / max(1, limit - 1)
@@ -175,8 +175,8 @@ def drawn(op: Any, dtype: str, count: int, limit: int) -> List[List[Any]]:
 def cases_of(
     op: Any, dtype: str, count: int, limit: int, layout: str = SAMPLED, reference: Optional[Reference] = None
 ) -> Iterator[Case]:
-    """Each sample of ``op`` with ``count`` sets of values (see :func:`drawn`), and what the reference makes of them."""
-    sets = drawn(op, dtype, count, limit)
+    """Yield each sample of ``op`` with ``count`` sets of values (see :func:`draw_samples`) and reference results."""
+    sets = draw_samples(op, dtype, count, limit)
     if reference is not None:
         results = reference.results(entry_name(op), dtype, count, limit, layout, sets)
         for samples, expected in zip(zip(*sets), zip(*results)):
@@ -185,9 +185,9 @@ def cases_of(
     for samples in zip(*sets):
         case = Case(dtype, list(samples), layout)
         for sample in samples:
-            seed(SEED)
+            set_seed(SEED)
             try:
-                case.expected.append(call(op, sample, "cpu", layout))
+                case.expected.append(call_operator(op, sample, "cpu", layout))
             except Exception as error:
                 if "edge_offload" in str(error):
                     raise
@@ -208,13 +208,13 @@ def refer_to_device(op: Any, cases: Sequence[Case], device: Any) -> None:
             expected = case.expected[index]
             if isinstance(expected, Raised):
                 continue
-            seed(SEED)
-            found = to_host(call(op, sample, "cuda", case.layout))
+            set_seed(SEED)
+            result = to_host(call_operator(op, sample, "cuda", case.layout))
             tolerance = BRANCHES_ON_DEVICE[op.name]
-            for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
+            for a, b in zip(tree_flatten(expected)[0], tree_flatten(result)[0]):
                 if not torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance, equal_nan=True):
                     raise ValueError(f"the device says {b} where the reference says {a}")
-            case.expected[index] = found
+            case.expected[index] = result
 
 
 def to_host(result: Any) -> Any:
@@ -222,7 +222,7 @@ def to_host(result: Any) -> Any:
     return tree_map(lambda value: value.cpu() if isinstance(value, torch.Tensor) else value, result)
 
 
-def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
+def check_case(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
     """Run ``case`` on the device ``runs`` times and judge.
 
     Raises:
@@ -230,10 +230,10 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
     """
     where = case.dtype if case.layout == SAMPLED else f"{case.dtype}, {case.layout}"
     for sample, expected in zip(case.samples[:runs], case.expected):
-        seed(SEED)
+        set_seed(SEED)
         try:
-            on_device = call(op, sample, "cuda", case.layout)
-            found = to_host(on_device)
+            on_device = call_operator(op, sample, "cuda", case.layout)
+            result = to_host(on_device)
         except LinkLost:
             raise
         except Exception as error:
@@ -248,15 +248,15 @@ def check(op: Any, case: Case, runs: int, verdict: Verdict) -> None:
         else:
             verdict.compared += 1
             dense = entry_name(op) in STRIDES_OF_CUDA and isinstance(expected, torch.Tensor)  # of a CPU
-            wanted = expected.contiguous() if dense else expected
-            difference = compare(expected, found) or layout_difference(wanted, on_device)
+            dense_expected = expected.contiguous() if dense else expected
+            difference = compare_results(expected, result) or layout_difference(dense_expected, on_device)
         if difference:
             verdict.add(WRONG, f"{where}: {difference}")
             return
     verdict.add(PASSED)
 
 
-def call(op: Any, sample: Any, device: str, layout: str = SAMPLED) -> Any:
+def call_operator(op: Any, sample: Any, device: str, layout: str = SAMPLED) -> Any:
     """Run ``op`` on copies of the tensors of ``sample`` on ``device``, which replaces any that the sample names."""
 
     def move(value: Any) -> Any:
@@ -283,12 +283,12 @@ def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor
 
 
-def compare(expected: Any, found: Any) -> str:
-    """Why two results differ, or an empty string. Bit for bit, except that one NaN equals another."""
-    left, right = tree_flatten(expected)[0], tree_flatten(found)[0]
-    if len(left) != len(right):
-        return f"{len(right)} results instead of {len(left)}"
-    for a, b in zip(left, right):
+def compare_results(expected: Any, result: Any) -> str:
+    """Describe why two results differ; empty if they do not. Bit for bit, except that one NaN equals another."""
+    one, right = tree_flatten(expected)[0], tree_flatten(result)[0]
+    if len(one) != len(right):
+        return f"{len(right)} results instead of {len(one)}"
+    for a, b in zip(one, right):
         if isinstance(a, torch.Tensor) != isinstance(b, torch.Tensor):
             return f"a {type(b).__name__} instead of a {type(a).__name__}"
         difference = _tensor_difference(a, b) if isinstance(a, torch.Tensor) else _plain_difference(a, b)
@@ -297,9 +297,9 @@ def compare(expected: Any, found: Any) -> str:
     return ""
 
 
-def layout_difference(expected: Any, found: Any) -> str:
-    """Where the strides of two results differ, or an empty string. Dimensions of one element have any stride."""
-    for a, b in zip(tree_flatten(expected)[0], tree_flatten(found)[0]):
+def layout_difference(expected: Any, result: Any) -> str:
+    """Describe where the strides of two results differ; empty if they do not. Single-element dimensions match any."""
+    for a, b in zip(tree_flatten(expected)[0], tree_flatten(result)[0]):
         if isinstance(a, torch.Tensor) and a.layout == torch.strided and a.numel():
             strides = [[s for n, s in zip(t.shape, t.stride()) if n > 1] for t in (a, b)]
             if strides[0] != strides[1]:
@@ -334,12 +334,12 @@ def first_line(error: BaseException, width: int = 200) -> str:
     return lines[0][:width] if lines else type(error).__name__
 
 
-def seed(value: int) -> None:
+def set_seed(value: int) -> None:
     """``torch.manual_seed`` for the two devices that matter (torch's takes a stack trace for each absent one)."""
     torch.default_generator.manual_seed(value)
     torch.cuda.manual_seed_all(value)
 
 
-def find(op_db: Sequence[Any], name: str) -> Optional[Any]:
+def find_entry(op_db: Sequence[Any], name: str) -> Optional[Any]:
     """The entry called ``name``."""
     return next((op for op in op_db if entry_name(op) == name), None)

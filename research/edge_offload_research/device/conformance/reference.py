@@ -22,7 +22,14 @@ from torch.utils._pytree import tree_flatten
 from edge_offload.errors import DeviceLost, EdgeOffloadError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import gpu_failure
-from edge_offload_research.device.conformance.judge import SEED, Raised, call, drawn, find, seed
+from edge_offload_research.device.conformance.judge import (
+    SEED,
+    Raised,
+    call_operator,
+    draw_samples,
+    find_entry,
+    set_seed,
+)
 
 MARK = "reference "
 
@@ -51,14 +58,14 @@ class CudaReference:
             self._process = self._start()
         with tempfile.TemporaryDirectory(prefix="edge_offload.") as folder:
             path = pathlib.Path(folder) / "results.pt"
-            asked = {"entry": entry, "dtype": dtype, "count": count, "limit": limit, "layout": layout}
-            answer = self._ask(self._process, {**asked, "path": str(path)})
+            request = {"entry": entry, "dtype": dtype, "count": count, "limit": limit, "layout": layout}
+            answer = self._request(self._process, {**request, "path": str(path)})
             if answer is None or "problem" in answer:
                 raise EdgeOffloadError(f"the reference has no result: {(answer or {}).get('problem', 'it ended')}")
-            found = torch.load(path, weights_only=True)
-        if found["digests"] != [[digest(sample) for sample in each] for each in samples]:
+            stored = torch.load(path, weights_only=True)
+        if stored["digests"] != [[digest_of(sample) for sample in each] for each in samples]:
             raise EdgeOffloadError("the reference's process draws other samples than this one")
-        return [[Raised(one["raised"]) if isinstance(one, dict) else one for one in each] for each in found["results"]]
+        return [[Raised(one["raised"]) if isinstance(one, dict) else one for one in each] for each in stored["results"]]
 
     def close(self) -> None:
         """End the process."""
@@ -75,15 +82,15 @@ class CudaReference:
             text=True,
             env=heap.executor_environment(os.environ),
         )
-        ready = self._ask(process, None)
+        ready = self._request(process, None)
         if ready is None or "problem" in ready:
             process.wait()
-            said = ready or {"problem": "its process does not start", "remedy": ""}
-            raise Unsupported(f"no reference on cuda: {said['problem']}", remedy=said["remedy"])
+            status = ready or {"problem": "its process does not start", "remedy": ""}
+            raise Unsupported(f"no reference on cuda: {status['problem']}", remedy=status["remedy"])
         return process
 
     @staticmethod
-    def _ask(process: subprocess.Popen[str], question: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    def _request(process: subprocess.Popen[str], question: Optional[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(OSError):
@@ -101,27 +108,27 @@ def main() -> int:
     """Answer a question a line until the standard input ends, or the GPU fails (exit code 3)."""
     warnings.filterwarnings("ignore")
     try:
-        settle(devices.pick_device("cuda"))
+        set_reference_flags(devices.pick_device("cuda"))
     except EdgeOffloadError as error:
-        _say({"problem": error.cause, "remedy": error.remedy})
+        _write_answer({"problem": error.cause, "remedy": error.remedy})
         return 2
     from torch.testing._internal.common_methods_invocations import op_db
 
-    _say({"ready": True})
+    _write_answer({"ready": True})
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            torch.save(results_of(find(op_db, question["entry"]), question), question["path"])
+            torch.save(results_of(find_entry(op_db, question["entry"]), question), question["path"])
         except Exception as error:
-            _say({"problem": f"{type(error).__name__}: {error}"[:300]})
+            _write_answer({"problem": f"{type(error).__name__}: {error}"[:300]})
             if isinstance(gpu_failure(error), DeviceLost):
                 return 3
             continue
-        _say({"done": True})
+        _write_answer({"done": True})
     return 0
 
 
-def settle(device: torch.device) -> None:
+def set_reference_flags(device: torch.device) -> None:
     """The flags of a reference: float32 in full, and the same bits every time."""
     torch.set_num_threads(1)
     devices.fix_kernel_choice(device)
@@ -131,20 +138,20 @@ def settle(device: torch.device) -> None:
 
 def results_of(op: Any, question: Dict[str, Any]) -> Dict[str, Any]:
     """``results``: by the number of the values and of the sample its leaves or an error; ``digests`` of the samples."""
-    sets = drawn(op, question["dtype"], question["count"], question["limit"])
+    sets = draw_samples(op, question["dtype"], question["count"], question["limit"])
     results: List[List[Any]] = []
     for samples in sets:
         results.append([])
         for sample in samples:
-            seed(SEED)
+            set_seed(SEED)
             try:
-                leaves = tree_flatten(call(op, sample, "cuda", question["layout"]))[0]
+                leaves = tree_flatten(call_operator(op, sample, "cuda", question["layout"]))[0]
                 results[-1].append([as_it_lies(one) if isinstance(one, torch.Tensor) else one for one in leaves])
             except Exception as error:
                 if isinstance(gpu_failure(error), DeviceLost):
                     raise
                 results[-1].append({"raised": Raised.of(error).text})
-    return {"results": results, "digests": [[digest(sample) for sample in samples] for samples in sets]}
+    return {"results": results, "digests": [[digest_of(sample) for sample in samples] for samples in sets]}
 
 
 def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
@@ -157,22 +164,22 @@ def as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
     return empty.set_(raw.untyped_storage(), plain.storage_offset(), plain.size(), plain.stride())
 
 
-def digest(sample: Any) -> str:
-    """Of the values of a sample, by which two processes see that they have drawn the same."""
-    found = hashlib.sha256()
+def digest_of(sample: Any) -> str:
+    """Return the digest of a sample's values, by which two processes check that they have drawn the same."""
+    hasher = hashlib.sha256()
     for leaf in tree_flatten((sample.input, list(sample.args), dict(sample.kwargs)))[0]:
         if isinstance(leaf, torch.Tensor):
-            found.update(repr((leaf.dtype, tuple(leaf.shape), leaf.layout)).encode())
+            hasher.update(repr((leaf.dtype, tuple(leaf.shape), leaf.layout)).encode())
             dense = (leaf if leaf.layout == torch.strided else leaf.to_dense()).detach().cpu()
             values = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
-            found.update(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+            hasher.update(values.view(torch.uint8).numpy().tobytes() if values.numel() else b"")
         else:
             plain = isinstance(leaf, (bool, int, float, complex, str, type(None), torch.dtype))
-            found.update(repr(leaf if plain else type(leaf).__name__).encode())
-    return found.hexdigest()
+            hasher.update(repr(leaf if plain else type(leaf).__name__).encode())
+    return hasher.hexdigest()
 
 
-def _say(answer: Dict[str, Any]) -> None:
+def _write_answer(answer: Dict[str, Any]) -> None:
     print(MARK + json.dumps(answer), flush=True)
 
 

@@ -16,7 +16,7 @@ class Progress:
     """Says every few entries how far the run is and when it will be done."""
 
     def __init__(self, total: int, done: int = 0) -> None:
-        self._total, self._done, self._began, self._at_start = total, done, time.monotonic(), done
+        self._total, self._done, self._started_at, self._at_start = total, done, time.monotonic(), done
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """One more entry."""
@@ -25,10 +25,10 @@ class Progress:
             if outcome == "wrong":
                 print(f"{record['entry']}: wrong in {mode}: {record['reasons'].get(mode, '')}", file=sys.stderr)
         if self._done % EVERY == 0 or self._done == self._total:
-            each = (time.monotonic() - self._began) / (self._done - self._at_start)
-            left = each * (self._total - self._done)
+            each = (time.monotonic() - self._started_at) / (self._done - self._at_start)
+            remaining_s = each * (self._total - self._done)
             print(
-                f"{self._done}/{self._total} entries, {left / 60:.0f} min left at {each:.1f} s each",
+                f"{self._done}/{self._total} entries, {remaining_s / 60:.0f} min left at {each:.1f} s each",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
 
@@ -42,7 +42,7 @@ def record_of(entries: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) ->
     return {**facts, "totals": totals, "entries": [dict(entry) for entry in entries]}
 
 
-def table(record: Mapping[str, Any]) -> str:
+def format_table(record: Mapping[str, Any]) -> str:
     """Totals by mode, as lines of text."""
     count = len(record["entries"])
     lines = [f"{'mode':10}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES) + "    passed of all"]
@@ -52,7 +52,7 @@ def table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page(record: Mapping[str, Any]) -> str:
+def format_page(record: Mapping[str, Any]) -> str:
     """The compatibility page, in Markdown."""
     entries = record["entries"]
     samples = sum(entry["samples"] for entry in entries)
@@ -87,17 +87,17 @@ def page(record: Mapping[str, Any]) -> str:
         share = 100 * totals["passed"] / max(1, len(entries))
         lines.append(f"| {mode} | " + " | ".join(str(totals[outcome]) for outcome in OUTCOMES) + f" | {share:.1f} % |")
     for outcome, title in (("wrong", "Wrong"), ("refused", "Refused")):
-        lines += ["", f"## {title}", "", *_reasons(entries, outcome)]
+        lines += ["", f"## {title}", "", *_list_reasons(entries, outcome)]
     lines += ["", "## Excluded", ""]
     present = {entry["entry"] for entry in entries}
     lines += [f"- `{name}`: {reason}" for name, reason in EXCLUSIONS.items() if name in present]
     return "\n".join(lines) + "\n"
 
 
-def _reasons(entries: Sequence[Mapping[str, Any]], outcome: str) -> List[str]:
+def _list_reasons(entries: Sequence[Mapping[str, Any]], outcome: str) -> List[str]:
     lines = []
     for entry in entries:
-        modes = [mode for mode, found in entry["outcomes"].items() if found == outcome]
+        modes = [mode for mode, one in entry["outcomes"].items() if one == outcome]
         if modes:
             where = "" if len(modes) == len(entry["outcomes"]) else f" ({', '.join(modes)})"
             reason = entry["reasons"].get(modes[0], "").replace("|", "\\|")

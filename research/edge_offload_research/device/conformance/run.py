@@ -24,7 +24,7 @@ START_S = 900.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How entries are judged.
+    """Settings of the run.
 
     Attributes:
         modes: execution modes.
@@ -62,12 +62,12 @@ class Child:
             command_of(settings), stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
         )
         self.judged = 0
-        self.last_words = ""
+        self.last_error_line = ""
         self._lines: queue.Queue[Optional[str]] = queue.Queue()
         threading.Thread(target=self._read_output, daemon=True).start()
         threading.Thread(target=self._read_errors, daemon=True).start()
 
-    def ask(self, line: str, timeout_s: float) -> Optional[Dict[str, Any]]:
+    def request_answer(self, line: str, timeout_s: float) -> Optional[Dict[str, Any]]:
         """The answer to ``line``; None if the process died or took longer than ``timeout_s``."""
         assert self.process.stdin is not None
         self.judged += 1
@@ -95,7 +95,7 @@ class Child:
             self.process.kill()
             code = self.process.wait()
             return "did not answer in time"
-        return f"the process died with exit code {code}" + (f": {self.last_words}" if self.last_words else "")
+        return f"the process died with exit code {code}" + (f": {self.last_error_line}" if self.last_error_line else "")
 
     def _read_output(self) -> None:
         assert self.process.stdout is not None
@@ -108,17 +108,17 @@ class Child:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if line.strip():
-                self.last_words = line.strip()[:200]
+                self.last_error_line = line.strip()[:200]
 
 
-def catalogue(child: Child) -> Dict[str, Any]:
+def read_catalogue(child: Child) -> Dict[str, Any]:
     """``entries``: the names of all entries of op_db; ``torch``: whose version; ``dtypes``: those of the samples.
 
     Raises:
         EdgeOffloadError: the launcher does not start, or torch's test suite cannot be imported.
         Unsupported: there is no GPU for the reference.
     """
-    answer = child.ask("list", START_S)
+    answer = child.request_answer("list", START_S)
     if answer is None:
         ended = child.close()
         raise EdgeOffloadError(
@@ -147,12 +147,12 @@ class Journal:
             path.write_text(json.dumps(facts) + "\n", encoding="utf-8")
             return
         try:
-            found, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
             self.records = {record["entry"]: record for record in lines}
         except (ValueError, KeyError, TypeError):
             raise BadInput(f"{path} is not a journal of this command", remedy="name another file") from None
-        if found != facts:
-            raise BadInput(f"{path} is the journal of a run with {found}", remedy="name another file")
+        if header != facts:
+            raise BadInput(f"{path} is the journal of a run with {header}", remedy="name another file")
 
     def add(self, record: Dict[str, Any]) -> None:
         """Remember a verdict."""
@@ -178,16 +178,16 @@ def judge_all(
     """
     idle = [first] if first is not None else []  # popped and put back by single operations, which are atomic
 
-    def work(name: str) -> None:
+    def judge_entries(name: str) -> None:
         child = idle.pop() if idle else Child(settings)
-        alone = child.judged == 0
-        record = child.ask(name, settings.timeout_s + (START_S if alone else 0))
-        if record is None and not alone:
+        fresh = child.judged == 0
+        record = child.request_answer(name, settings.timeout_s + (START_S if fresh else 0))
+        if record is None and not fresh:
             child.close()
-            child, alone = Child(settings), True
-            record = child.ask(name, settings.timeout_s + START_S)
+            child, fresh = Child(settings), True
+            record = child.request_answer(name, settings.timeout_s + START_S)
         if record is None or child.process.poll() is not None or child.judged > BATCH:
-            record = record or _died(name, settings, child.close())
+            record = record or _crash_record(name, settings, child.close())
             child.close()
         else:
             idle.append(child)
@@ -196,14 +196,14 @@ def judge_all(
 
     try:
         with ThreadPoolExecutor(max(1, jobs)) as pool:
-            list(pool.map(work, [name for name in names if name not in journal.records]))
+            list(pool.map(judge_entries, [name for name in names if name not in journal.records]))
     finally:
         for child in idle:
             child.close()
     return [journal.records[name] for name in names]
 
 
-def _died(name: str, settings: Settings, how: str) -> Dict[str, Any]:
+def _crash_record(name: str, settings: Settings, how: str) -> Dict[str, Any]:
     return {
         "entry": name,
         "outcomes": dict.fromkeys(settings.modes, "wrong"),

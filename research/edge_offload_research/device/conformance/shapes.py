@@ -37,7 +37,7 @@ from edge_offload.device.shapes import HOW, LAYOUTS, REQUESTED_KEY, operators_wi
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import ON_CPU
 from edge_offload_research.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
-from edge_offload_research.device.conformance.judge import entry_name, seed
+from edge_offload_research.device.conformance.judge import entry_name, set_seed
 
 #: Calls that must agree, at the least; samples of an operator in its first dtype, and in each other, in more layouts.
 FEWEST, SAMPLES, FEWER = 3, 5, 2
@@ -56,9 +56,9 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 Arguments = Tuple[Any, Any, Any]
 
 
-def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
-    """What is exact, as the file has it: each operator and layout under one way, a rule before the meta kernel."""
-    found: Dict[str, Dict[str, str]] = {how: {} for how in HOW}
+def exact_rules(counts: Counts) -> Dict[str, Dict[str, str]]:
+    """Return the exact rules in the file's form: operators and layouts by way, a rule before the meta kernel."""
+    by_layout: Dict[str, Dict[str, str]] = {how: {} for how in HOW}
     names = sorted({name for name, _, _ in counts if name.startswith("aten::")})
     for name, index in itertools.product(names, range(len(LAYOUTS))):
         for way in (1, 2, 0):
@@ -67,9 +67,9 @@ def exact(counts: Counts) -> Dict[str, Dict[str, str]]:
                 of_all = [counts.get((name, 1 << LAYOUTS.index(letter), way), (0, 0)) for letter in ANY]
                 agree, differ = (sum(column) for column in zip(*of_all))
             if agree >= FEWEST and not differ:
-                found[HOW[way]][name] = found[HOW[way]].get(name, "") + LAYOUTS[index]
+                by_layout[HOW[way]][name] = by_layout[HOW[way]].get(name, "") + LAYOUTS[index]
                 break
-    return found
+    return by_layout
 
 
 def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
@@ -81,17 +81,21 @@ def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
         BadInput: they are of several devices or releases of torch.
     """
     facts = {name: surveys[0][name] for name in FACTS if name in surveys[0]}
-    if any({name: survey[name] for name in FACTS if name in survey} != facts for survey in surveys):
+    if any({name: each[name] for name in FACTS if name in each} != facts for each in surveys):
         raise BadInput("surveys of several devices or releases of torch", remedy="make a table of each")
     counts: Counts = {}
     for survey in surveys:
-        add(counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]})
+        add_counts(
+            counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]}
+        )
     generated = set(operators_with_exact_shapes())
-    asked = sorted({name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way})
-    return {**facts, REQUESTED_KEY: asked, **exact(counts)}
+    requested = sorted(
+        {name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way}
+    )
+    return {**facts, REQUESTED_KEY: requested, **exact_rules(counts)}
 
 
-def add(counts: Counts, more: Counts) -> None:
+def add_counts(counts: Counts, more: Counts) -> None:
     """Add counts to counts."""
     for key, (agree, differ) in more.items():
         before = counts.get(key, (0, 0))
@@ -99,7 +103,7 @@ def add(counts: Counts, more: Counts) -> None:
 
 
 def _in_any_layout(name: str, way: int) -> bool:
-    """Whether what is worked out in this way is right in all of :data:`ANY` if it is in one.
+    """Return whether a way is right in all of :data:`ANY` if it is in one.
 
     That is so where torch's own iterator says it, or the result is an operand.
     """
@@ -119,7 +123,7 @@ def survey(entries: Iterable[Any], native: Any, longest_s: float = LONGEST_S) ->
         for number, dtype in enumerate(each for each in DTYPES if each in op.supported_dtypes("cpu")):
             few, same = CHANGES[:FEW], CHANGES[:1]
             changes, others = (few, same) if number else (CHANGES, few)
-            run(op, dtype, FEWER if number else SAMPLES, changes, others, longest_s)
+            survey_samples(op, dtype, FEWER if number else SAMPLES, changes, others, longest_s)
         native.survey(False)
         now: Counts = dict(native.surveyed())
         more = {
@@ -130,7 +134,7 @@ def survey(entries: Iterable[Any], native: Any, longest_s: float = LONGEST_S) ->
         before = now
 
 
-def run(
+def survey_samples(
     op: Any, dtype: torch.dtype, count: int, changes: Sequence[Change], others: Sequence[Change], longest_s: float
 ) -> None:
     """Have the device see the samples of one operator and dtype; errors are part of them.
@@ -138,34 +142,34 @@ def run(
     ``count`` of them, evenly spread, lie in memory in all of ``changes``, all others in ``others``. Each of the two
     takes ``longest_s`` seconds at most.
     """
-    seed(0)
+    set_seed(0)
     try:
         samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
     except Exception:
         return  # it has none here
     step = max(1.0, (len(samples) - 1) / max(1, count - 1))
     spread = {round(index * step) for index in range(min(count, len(samples)))}
-    _run([samples[place] for place in sorted(spread)], op, changes, longest_s)
-    _run([sample for place, sample in enumerate(samples) if place not in spread], op, others, longest_s)
+    _survey_sample([samples[place] for place in sorted(spread)], op, changes, longest_s)
+    _survey_sample([sample for place, sample in enumerate(samples) if place not in spread], op, others, longest_s)
 
 
-def _run(samples: Sequence[Any], op: Any, changes: Sequence[Change], longest_s: float) -> None:
+def _survey_sample(samples: Sequence[Any], op: Any, changes: Sequence[Change], longest_s: float) -> None:
     deadline = time.monotonic() + longest_s
     for sample in samples:
-        for make in _variants(op, sample, changes):
+        for make in _vary_arguments(op, sample, changes):
             for function in filter(None, (op.op, op.inplace_variant)):
                 if time.monotonic() > deadline:
                     return
-                _try(function, make)
+                _try_call(function, make)
 
 
-def _try(function: Any, make: Callable[[str], Arguments]) -> None:
+def _try_call(function: Any, make: Callable[[str], Arguments]) -> None:
     try:
         if not str(installed_device().remote.facts.get("name", "")).endswith(ON_CPU):
             # an index out of range raises on a CPU; on a GPU it ends the session
-            own, args, kwargs = make("cpu")
+            on_cpu, args, kwargs = make("cpu")
             with torch.no_grad():
-                function(own, *args, **kwargs)
+                function(on_cpu, *args, **kwargs)
         input_, args, kwargs = make("cuda")
         first = input_.clone() if isinstance(input_, torch.Tensor) else input_
         with torch.no_grad():
@@ -190,17 +194,17 @@ def installed_device() -> Any:
     return device
 
 
-def _variants(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Callable[[str], Arguments]]:
+def _vary_arguments(op: Any, sample: Any, changes: Sequence[Change]) -> Iterator[Callable[[str], Arguments]]:
     for change in changes:
-        for which in (None, 0, 1) if changes is CHANGES and change is not _same else (None,):
-            yield functools.partial(_moved, op, sample, change, which, None, False)
+        for which in (None, 0, 1) if changes is CHANGES and change is not _as_sampled else (None,):
+            yield functools.partial(_move_sample, op, sample, change, which, None, False)
     if isinstance(sample.input, torch.Tensor) and sample.args and isinstance(sample.args[0], torch.Tensor):
-        yield functools.partial(_moved, op, sample, _same, None, 2, False)
+        yield functools.partial(_move_sample, op, sample, _as_sampled, None, 2, False)
     if op.name.startswith("nn.functional."):
-        yield functools.partial(_moved, op, sample, _same, None, None, True)
+        yield functools.partial(_move_sample, op, sample, _as_sampled, None, None, True)
 
 
-def _moved(
+def _move_sample(
     op: Any,
     sample: Any,
     change: Change,
@@ -234,7 +238,7 @@ def _moved(
     )
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
+def _as_sampled(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
@@ -243,7 +247,7 @@ def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
 
 
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+def _lay_transposed(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.dim() >= 2 else tensor
 
 
@@ -251,89 +255,89 @@ def _first_two(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() >= 3 else tensor
 
 
-def _reversed(tensor: torch.Tensor) -> torch.Tensor:
+def _lay_reversed(tensor: torch.Tensor) -> torch.Tensor:
     order = tuple(range(tensor.dim()))[::-1]
     return tensor.permute(order).contiguous().permute(order) if tensor.dim() >= 2 else tensor
 
 
-def _gaps(tensor: torch.Tensor) -> torch.Tensor:
+def _lay_with_gaps(tensor: torch.Tensor) -> torch.Tensor:
     return torch.stack((tensor, tensor), -1).select(-1, 0) if tensor.dim() else tensor
 
 
-def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+def _lay_expanded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:1].expand(tensor.shape) if tensor.dim() and len(tensor) else tensor
 
 
-def _later(tensor: torch.Tensor) -> torch.Tensor:
+def _lay_behind(tensor: torch.Tensor) -> torch.Tensor:
     """Behind something else in its storage."""
     return torch.stack((tensor, tensor))[1]
 
 
-def _single(tensor: torch.Tensor) -> torch.Tensor:
-    """With dimensions of one element, whose strides mean nothing."""
+def _lay_single(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with dimensions of one element, whose strides mean nothing."""
     return tensor[..., :1, :1] if tensor.dim() >= 3 else tensor[:1] if tensor.dim() else tensor
 
 
-def _empty(tensor: torch.Tensor) -> torch.Tensor:
+def _make_empty(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:0] if tensor.dim() else tensor
 
 
 def _single_channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return _channels_last(_single(tensor))
+    return _channels_last(_lay_single(tensor))
 
 
-def _raised(tensor: torch.Tensor) -> torch.Tensor:
-    """With four dimensions, the channels last."""
+def _lay_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with four dimensions, the channels last."""
     more = (2, 3, 2, 2)[: 4 - tensor.dim()]
     return _channels_last(tensor.expand(*more, *tensor.shape).contiguous()) if tensor.dim() in (1, 2, 3) else tensor
 
 
 def _raised_transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return _transposed(_raised(tensor))
+    return _lay_transposed(_lay_channels_last(tensor))
 
 
 CHANGES: Tuple[Change, ...] = (
-    _same, _channels_last, _transposed, _empty, _raised, _gaps,
-    _reversed, _first_two, _expanded, _later, _single, _single_channels_last, _raised_transposed,
+    _as_sampled, _channels_last, _lay_transposed, _make_empty, _lay_channels_last, _lay_with_gaps,
+    _lay_reversed, _first_two, _lay_expanded, _lay_behind, _lay_single, _single_channels_last, _raised_transposed,
 )  # fmt: skip
 #: How many of them there are in a dtype that is not an operator's first.
 FEW = 6
 
 
-def chosen(patterns: List[str], part: int, parts: int) -> List[Any]:
+def choose_entries(patterns: List[str], part: int, parts: int) -> List[Any]:
     """Every ``parts``-th entry of op_db whose name fits, those that fit an earlier pattern first."""
     from torch.testing._internal.common_methods_invocations import op_db
 
-    def place(op: Any) -> int:
+    def place_of(op: Any) -> int:
         fits = (number for number, each in enumerate(patterns) if fnmatch.fnmatch(entry_name(op), each))
         return next(fits, len(patterns))
 
-    places = [(place(op), op) for op in op_db if entry_name(op) not in EXCLUSIONS or "empty" in entry_name(op)]
+    places = [(place_of(op), op) for op in op_db if entry_name(op) not in EXCLUSIONS or "empty" in entry_name(op)]
     ordered = sorted(places, key=lambda pair: pair[0])
     return [op for number, op in ordered if number < len(patterns)][part::parts]
 
 
 def part_of(command: Sequence[str]) -> Counts:
-    """What processes of the launcher find, one after the other: where one dies, the next goes on behind that entry."""
+    """Run processes of the launcher one after the other: where one dies, the next continues after that entry."""
     total: Counter[Tuple[str, int, int, bool]] = Counter()
-    start, said = 0, False
+    start, answered = 0, False
     while True:
         process = subprocess.Popen([*command, "--start", str(start)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
-                start, said, found = start + 1, True, json.loads(line[len(MARK) :])
-                for name, layout, how, agree, differ in found:
+                start, answered, counted = start + 1, True, json.loads(line[len(MARK) :])
+                for name, layout, how, agree, differ in counted:
                     total[name, layout, how, True] += agree
                     total[name, layout, how, False] += differ
         if process.wait() == 0:
             return {key[:3]: (total[(*key[:3], True)], total[(*key[:3], False)]) for key in total}
-        if not said:
+        if not answered:
             raise EdgeOffloadError(
                 f"the survey ends with exit code {process.returncode}", remedy="see what it said above"
             )
         print(f"entry {start} ended its process", file=sys.stderr)
-        start, said = start + 1, False
+        start, answered = start + 1, False
 
 
 def main() -> int:
@@ -352,7 +356,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if current_installation() is not None:
         torch.set_num_threads(1)
-        entries = chosen(args.entries, args.part, args.jobs)
+        entries = choose_entries(args.entries, args.part, args.jobs)
         print(f"{ALL}{len(entries)}", flush=True)
         for counts in survey(entries[args.start :], installed_device().native, args.longest):
             print(MARK + json.dumps([[*key, *value] for key, value in counts.items()]), flush=True)
@@ -374,8 +378,8 @@ def main() -> int:
     total: Counts = {}
     with ThreadPoolExecutor(args.jobs) as pool:
         for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):
-            add(total, counts)
-    print(json.dumps({"torch": torch.__version__.split("+")[0], **exact(total)}, indent=0))
+            add_counts(total, counts)
+    print(json.dumps({"torch": torch.__version__.split("+")[0], **exact_rules(total)}, indent=0))
     return 0
 
 

@@ -10,7 +10,7 @@ from edge_offload.server.pool.columns import Cluster, Demand, list_pipelines
 from edge_offload.server.pool.plan import PoolPlan, RateTable, check_cluster, plan_most, share_cluster
 
 
-def paired(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 2) -> PoolPlan:
+def plan_pairs(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 2) -> PoolPlan:
     """DART-r: pairs of one GPU each of two classes, the rest whole networks; ``most_stages`` is not used.
 
     Raises as :func:`~edge_offload.server.pool.plan.plan_most`.
@@ -32,5 +32,5 @@ PLANNERS: Dict[str, Callable[..., PoolPlan]] = {
     "pooled": plan_most,
     "steady": plan_steady,
     "whole": plan_undivided,
-    "paired": paired,
+    "paired": plan_pairs,
 }

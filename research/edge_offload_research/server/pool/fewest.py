@@ -12,7 +12,7 @@ from edge_offload.server.pool.links import NEAR
 from edge_offload.server.pool.plan import PoolPlan, make_plan, make_tables, merge_alike, share_cluster
 
 
-def fewest(
+def plan_fewest(
     demands: Sequence[Demand], load: float, cluster: Cluster, margin: float = 0.4, most_stages: int = 3
 ) -> PoolPlan:
     """The plan with fewest GPUs that serves ``load * weight`` frames per second of each network.
@@ -26,14 +26,14 @@ def fewest(
     # (GPUs of each class, and how they are shared out), none of which another is within
     partial: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = [(tuple(0 for _ in full), ())]
     for demand, table in zip(demands, tables):
-        wanted = load * demand.weight * (1 - NEAR)
-        options = _least([(index, ()) for index in zip(*np.nonzero(table.total >= wanted))])
+        needed = load * demand.weight * (1 - NEAR)
+        options = _least_options([(index, ()) for index in zip(*np.nonzero(table.total >= needed))])
         sums = (
             (tuple(int(a + b) for a, b in zip(used, more)), (*shared, tuple(int(b) for b in more)))
             for used, shared in partial
             for more, _ in options
         )
-        partial = _least([(used, shared) for used, shared in sums if all(a <= b for a, b in zip(used, full))])
+        partial = _least_options([(used, shared) for used, shared in sums if all(a <= b for a, b in zip(used, full))])
         if not partial:
             served = share_cluster(demands, tables, cluster).objective
             raise BadInput(
@@ -44,12 +44,12 @@ def fewest(
     return merge_alike(make_plan(float(sum(used)), demands, tables, shared))
 
 
-def _least(
+def _least_options(
     options: Sequence[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]],
 ) -> List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]]:
-    """Those whose counts no other's are within."""
-    kept: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = []
+    """Select the options whose counts no other's are within."""
+    undominated: List[Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]] = []
     for option in sorted(options, key=lambda one: (sum(one[0]), one[0])):
-        if not any(all(a <= b for a, b in zip(other[0], option[0])) for other in kept):
-            kept.append(option)
-    return kept
+        if not any(all(a <= b for a, b in zip(other[0], option[0])) for other in undominated):
+            undominated.append(option)
+    return undominated

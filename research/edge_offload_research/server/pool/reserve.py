@@ -49,34 +49,34 @@ class StageTable:
         self.turns: List[List[Use]] = [[] for _ in self.free]
         self._since = self.free.copy()
 
-    def occupy(self, worker: int, until: float) -> None:
+    def occupy_worker(self, worker: int, until: float) -> None:
         """A worker begins nothing before then; infinite: it is not there."""
         self._since[worker] = self.free[worker] = until
-        self.settle(worker)
+        self.settle_worker(worker)
 
-    def begins(self, worker: int, place: int) -> float:
-        """When a worker is free for what is ``place`` in its turns."""
+    def earliest_start(self, worker: int, place: int) -> float:
+        """Return when a worker is free for its reservation number ``place``."""
         if place == len(self.turns[worker]) or not math.isfinite(float(self.free[worker])):
             return float(self.free[worker])
         return self.turns[worker][place - 1].end if place else float(self._since[worker])
 
-    def settle(self, worker: int) -> None:
+    def settle_worker(self, worker: int) -> None:
         """Expect ends anew, here and in the stages behind, of what a worker is to do."""
         if not math.isfinite(float(self.free[worker])):
             return
         at = float(self._since[worker])
         moved = []
         for use in self.turns[worker]:
-            at = max(at, use.moved) + use.takes
+            at = max(at, use.moved) + use.compute_s
             if use.next is not None and abs(at - use.end) > NEAR:
                 moved.append((*use.next, at - use.end))
             use.end = at
         self.free[worker] = at
         for stage, use, later_s in moved:
             use.moved += later_s
-            stage.settle(use.worker)
+            stage.settle_worker(use.worker)
 
-    def done(self, use: Use, at: Optional[float] = None) -> None:
+    def end_use(self, use: Use, at: Optional[float] = None) -> None:
         """``use`` has ended, or is not to be after all."""
         turns = self.turns[use.worker]
         place = next((place for place, each in enumerate(turns) if each is use), None)
@@ -85,7 +85,7 @@ class StageTable:
         if at is not None and math.isfinite(float(self.free[use.worker])):
             self._since[use.worker] = max(float(self._since[use.worker]), at)
         if place is not None or at is not None:
-            self.settle(use.worker)
+            self.settle_worker(use.worker)
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class Use:
         worker: of the stage.
         begin, moved, end: transfer (if any) from ``begin`` to ``moved``; computed by ``end``. The last two are moved
             by what really happens.
-        takes: seconds of computing.
+        compute_s: seconds of computing.
         next: the same batch's use of the next stage.
         deadline: of the batch, where that is known.
     """
@@ -105,7 +105,7 @@ class Use:
     begin: float
     moved: float
     end: float
-    takes: float = 0.0
+    compute_s: float = 0.0
     next: Optional[Tuple[StageTable, Use]] = None
     deadline: float = math.inf
 
@@ -126,7 +126,7 @@ class Way:
 
     @property
     def end(self) -> float:
-        """When it is answered."""
+        """Time of the answer."""
         return self.uses[-1].end
 
 
@@ -145,45 +145,45 @@ class Route:
         self.stages = stages
         self._links = links
 
-    def probe(self, now: float, batch: int) -> Way:
+    def probe_way(self, now: float, batch: int) -> Way:
         """The way that finishes each stage earliest, if it began now; nothing is reserved (Algorithm 3)."""
         at, worked, uses = now, 0.0, []
         last = -1
         for number, stage in enumerate(self.stages):
-            takes = float(stage.compute_s[batch - 1])
-            worked += takes
+            compute_s = float(stage.compute_s[batch - 1])
+            worked += compute_s
             if number == 0:
                 worker = int(stage.free.argmin())
                 begin = moved = at
             else:
                 travels = stage.transfer_s * batch
                 worked += travels
-                worker, moved = self._moved(stage, last, at, travels)
+                worker, moved = self._choose_worker(stage, last, at, travels)
                 begin = moved - travels
-            at = max(moved, float(stage.free[worker])) + takes
-            uses.append(Use(worker, begin, moved, at, takes))
+            at = max(moved, float(stage.free[worker])) + compute_s
+            uses.append(Use(worker, begin, moved, at, compute_s))
             last = int(stage.machines[worker])
         return Way(batch, tuple(uses), at - now - worked)
 
-    def _moved(self, stage: StageTable, sender: int, at: float, travels: float) -> Tuple[int, float]:
+    def _choose_worker(self, stage: StageTable, sender: int, at: float, travels: float) -> Tuple[int, float]:
         """The worker that can begin first with what is at ``sender`` from ``at`` on, and when it is there."""
         links = self._links
         earliest = find_gap(links.up[sender], at, travels) + travels
-        begins = np.maximum(stage.free, earliest)
-        known: Dict[int, float] = {}
+        earliest_start = np.maximum(stage.free, earliest)
+        transferred: Dict[int, float] = {}
         while True:
-            worker = int(begins.argmin())
+            worker = int(earliest_start.argmin())
             machine = int(stage.machines[worker])
-            if machine in known:
-                return worker, known[machine]
-            known[machine] = moved = links.earliest_start(sender, machine, at, travels) + travels
+            if machine in transferred:
+                return worker, transferred[machine]
+            transferred[machine] = moved = links.earliest_start(sender, machine, at, travels) + travels
             if moved <= earliest:
                 return worker, moved
-            beside = stage.machines == machine
-            begins[beside] = np.maximum(stage.free[beside], moved)
+            same_machine = stage.machines == machine
+            earliest_start[same_machine] = np.maximum(stage.free[same_machine], moved)
 
-    def reserve(self, way: Way) -> None:
-        """Nobody else gets what ``way`` uses (Algorithm 3)."""
+    def reserve_way(self, way: Way) -> None:
+        """Reserve what ``way`` uses (Algorithm 3)."""
         last = -1
         now = way.uses[0].begin
         for number, (stage, use) in enumerate(zip(self.stages, way.uses)):
@@ -191,20 +191,20 @@ class Route:
             if number:
                 self._links.reserve_span(last, machine, use.begin, use.moved, now)
             stage.free[use.worker] = use.end
-            stage.busy_s += use.takes
+            stage.busy_s += use.compute_s
             last = machine
             stage.turns[use.worker].append(use)
             if number + 1 < len(way.uses):
                 use.next = self.stages[number + 1], way.uses[number + 1]
 
-    def used(self, number: int, use: Use, end: float) -> None:
+    def report_end(self, number: int, use: Use, end: float) -> None:
         """Feedback: stage ``number`` of a reservation really ended at ``end``; what waits behind it moves with it."""
         if use.next is not None:
             table, after = use.next
             after.moved += end - use.end
             use.next = None
-            table.settle(after.worker)
-        self.stages[number].done(use, end)
+            table.settle_worker(after.worker)
+        self.stages[number].end_use(use, end)
 
 
 @dataclass(frozen=True)
@@ -238,59 +238,59 @@ class Batcher:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def reroute(self, routes: Sequence[Route]) -> None:
+    def set_routes(self, routes: Sequence[Route]) -> None:
         """Another plan: what waits goes by its routes."""
         self._routes = routes
 
-    def arrive(self, request: int, deadline: float) -> None:
+    def add_request(self, request: int, deadline: float) -> None:
         """A request comes; deadlines rise with arrival."""
         self._waiting.append((request, deadline))
 
-    def decide(self, now: float) -> Tuple[List[Dispatch], List[int], float]:
-        """What is let in now, what is dropped since it cannot be answered in time, and when to ask again at the latest.
+    def decide_batches(self, now: float) -> Tuple[List[Dispatch], List[int], float]:
+        """Return the admitted batches, the requests that cannot be in time, and the latest time of the next decision.
 
         The last is infinite while nothing waits.
         """
-        let_in: List[Dispatch] = []
+        admitted: List[Dispatch] = []
         dropped: List[int] = []
         while self._waiting:
             deadline = self._waiting[0][1]
-            route, way = self._choose(now, deadline)
+            route, way = self._choose_route(now, deadline)
             if way is None:
                 dropped.append(self._waiting.popleft()[0])
             elif len(self._waiting) < way.batch:
-                more = way if way.batch == len(self._waiting) + 1 else route.probe(now, len(self._waiting) + 1)
+                more = way if way.batch == len(self._waiting) + 1 else route.probe_way(now, len(self._waiting) + 1)
                 wait_s = max(deadline - more.end, 0.0)
-                if not self._light() or (self.interval_s or 0.0) * (way.batch - len(self._waiting)) <= wait_s:
-                    return let_in, dropped, now + wait_s + 1e-6
-                let_in.append(self._let_in(route, route.probe(now, len(self._waiting))))
+                if not self._is_light() or (self.interval_s or 0.0) * (way.batch - len(self._waiting)) <= wait_s:
+                    return admitted, dropped, now + wait_s + 1e-6
+                admitted.append(self._admit(route, route.probe_way(now, len(self._waiting))))
             else:
-                let_in.append(self._let_in(route, way))
-        return let_in, dropped, math.inf
+                admitted.append(self._admit(route, way))
+        return admitted, dropped, math.inf
 
-    def _light(self) -> bool:
-        """Whether there is so little to do that a batch need not be full."""
+    def _is_light(self) -> bool:
+        """Return whether the load is so light that a batch need not be full."""
         rate = sum(route.pipeline.rate for route in self._routes)
         return self.interval_s is not None and self.interval_s * rate * LIGHT > 1.0
 
-    def _let_in(self, route: Route, way: Way) -> Dispatch:
-        route.reserve(way)
+    def _admit(self, route: Route, way: Way) -> Dispatch:
+        route.reserve_way(way)
         return Dispatch(route, way, tuple(self._waiting.popleft()[0] for _ in range(way.batch)))
 
-    def _choose(self, now: float, deadline: float) -> Tuple[Route, Optional[Way]]:
+    def _choose_route(self, now: float, deadline: float) -> Tuple[Route, Optional[Way]]:
         """The route where a full batch waits least, of those that answer it by the deadline if any does; and its way.
 
         Where none does, the largest batch that is in time, by the route where a full one waits least of those that have
         such a batch.
         """
-        ways = [route.probe(now, route.batch) for route in self._routes]
+        ways = [route.probe_way(now, route.batch) for route in self._routes]
         late = [way.end > deadline + NEAR for way in ways]
         order = sorted(range(len(ways)), key=lambda place: (late[place], ways[place].waiting_s))
         for place in order:
             route, way = self._routes[place], ways[place]
             for batch in range(route.batch, 0, -1):
                 if batch < route.batch:
-                    way = route.probe(now, batch)
+                    way = route.probe_way(now, batch)
                 if way.end <= deadline + NEAR:
                     return route, way
         return self._routes[order[0]], None

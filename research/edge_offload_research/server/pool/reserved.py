@@ -45,36 +45,36 @@ def run(
     numbers = itertools.count()
     truth = _Truth(stretch) if stretch is not None else None
 
-    def at(when: float, what: Callable[[float], None]) -> None:
+    def schedule_event(when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(events, (when, next(numbers), what))
 
-    asked: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
+    requested: Dict[str, float] = dict.fromkeys(arrivals, math.inf)
 
-    def decide(name: str, now: float) -> None:
-        let_in, _, again = batchers[name].decide(now)
-        for dispatch in let_in:
+    def decide_network(name: str, now: float) -> None:
+        admitted, _, next_decision = batchers[name].decide_batches(now)
+        for dispatch in admitted:
             if truth is None:  # all happens as reserved
                 end = dispatch.way.end
                 for stage, use in zip(dispatch.route.stages, dispatch.way.uses):
                     stage.turns[use.worker].clear()
             else:
-                end = truth.follow(dispatch, now, at)
+                end = truth.follow_batch(dispatch, now, schedule_event)
             for request in dispatch.requests:
                 answered[name][request] = end <= arrivals[name][request] + slo_s[name] + 1e-9
-        if again < asked[name] or asked[name] <= now:
-            asked[name] = again
-            if again < math.inf:
-                at(again, lambda now: decide(name, now) if asked[name] <= now else None)
+        if next_decision < requested[name] or requested[name] <= now:
+            requested[name] = next_decision
+            if next_decision < math.inf:
+                schedule_event(next_decision, lambda now: decide_network(name, now) if requested[name] <= now else None)
 
-    def arrive(name: str, request: int, now: float) -> None:
+    def add_arrival(name: str, request: int, now: float) -> None:
         if request + 1 < len(arrivals[name]):
-            at(float(arrivals[name][request + 1]), lambda then: arrive(name, request + 1, then))
-        batchers[name].arrive(request, now + slo_s[name])
-        decide(name, now)
+            schedule_event(float(arrivals[name][request + 1]), lambda then: add_arrival(name, request + 1, then))
+        batchers[name].add_request(request, now + slo_s[name])
+        decide_network(name, now)
 
     for name, times in arrivals.items():
         if len(times) and routes.get(name):
-            at(float(times[0]), lambda now, name=name: arrive(name, 0, now))  # type: ignore[misc]
+            schedule_event(float(times[0]), lambda now, name=name: add_arrival(name, 0, now))  # type: ignore[misc]
     while events:
         now, _, what = heapq.heappop(events)
         what(now)
@@ -88,14 +88,16 @@ def run(
 
 
 class _Truth:
-    """What really happens to batches, if stages take longer or shorter than was reserved: workers serve in turn."""
+    """Simulation of batches whose stages may differ from the reservation: workers serve in turn."""
 
     def __init__(self, stretch: Callable[[], float]) -> None:
         self._stretch = stretch
         self._free: Dict[Tuple[int, int], float] = {}
 
-    def follow(self, dispatch: Dispatch, now: float, at: Callable[[float, Callable[[float], None]], None]) -> float:
-        """When the batch is really answered; the scheduler is told of each stage when it ends."""
+    def follow_batch(
+        self, dispatch: Dispatch, now: float, at: Callable[[float, Callable[[float], None]], None]
+    ) -> float:
+        """Return when the batch is really answered; the scheduler is notified of the end of each stage."""
         ready = now
         for number, (stage, use) in enumerate(zip(dispatch.route.stages, dispatch.way.uses)):
             key = (id(stage), use.worker)
@@ -103,9 +105,9 @@ class _Truth:
             begin = max(moved, self._free.get(key, 0.0))
             end = begin + float(stage.compute_s[dispatch.way.batch - 1]) * self._stretch()
             self._free[key] = ready = end
-            at(end, _told(dispatch.route, number, use))
+            at(end, _make_completion(dispatch.route, number, use))
         return ready
 
 
-def _told(route: Route, number: int, use: Any) -> Callable[[float], None]:
-    return lambda now: route.used(number, use, now)
+def _make_completion(route: Route, number: int, use: Any) -> Callable[[float], None]:
+    return lambda now: route.report_end(number, use, now)

@@ -41,7 +41,7 @@ SLACK = 0.002
 
 @dataclass(frozen=True)
 class Limits:
-    """How hard to try.
+    """Limits of the effort.
 
     Attributes:
         gap: a bound this close is good enough; nothing closer is looked for.
@@ -69,7 +69,7 @@ def improve_and_bound(space: Space, table: PlanTable,
     gaps: List[Optional[float]] = []
     for index in range(len(table.plans)):
         try:
-            table, bound = _improved(space, table, index, limits)
+            table, bound = _improve_plan(space, table, index, limits)
         except BadInput:
             return table, [None] * len(table.plans)
         gaps.append(max(table.predicted_s[index] / bound - 1.0, 0.0) if bound > 0 else None)
@@ -82,7 +82,7 @@ def lower_bound(space: Space, index: int, makespan: float, limits: Limits) -> fl
     Raises:
         BadInput: see :class:`~edge_offload_research.split.bounds.counts.Counts`.
     """
-    return _bound(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
+    return _bound_makespan(space, Counts(space, float(space.bandwidths[index])), index, makespan, limits, None)[0]
 
 
 def better_plan(space: Space, counts: Counts, makespan: float, search: Search, index: int) -> Optional[ScoredPlan]:
@@ -91,10 +91,10 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
     The robot's rows are the first ones or the last ones. The counts promise more than plans keep, so a few are tried.
     """
     best: Optional[ScoredPlan] = None
-    for found in search.found(most=24) if search.best < makespan else []:
+    for counts_of_plan in search.list_counts(most=24) if search.best < makespan else []:
         for flipped in (False, True):
             ranges: List[Dict[int, Range]] = [{}, {}]
-            for entry, rows in zip(counts.operators, found):
+            for entry, rows in zip(counts.operators, counts_of_plan):
                 for side, count in enumerate(rows):
                     low = entry.length - count if flipped != bool(side) else 0
                     if count:
@@ -108,20 +108,20 @@ def better_plan(space: Space, counts: Counts, makespan: float, search: Search, i
     return best
 
 
-def _improved(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
+def _improve_plan(space: Space, table: PlanTable, index: int, limits: Limits) -> Tuple[PlanTable, float]:
     """The table with the best plan that a narrow search and the one for the bound come by; the bound."""
     counts = Counts(space, float(space.bandwidths[index]))
-    table = _with_better(space, table, index, _moved(space, table, index, limits.moves))
+    table = _with_better(space, table, index, _move_rows(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
-    alone = float(space.score_recuts(space.device_only).makespan_s[index])
-    quick = min(_by_clocks(counts, min(makespan, alone), limits), alone)
+    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    quick = min(_by_clocks(counts, min(makespan, device_only_s), limits), device_only_s)
     if quick >= makespan / (1.0 + limits.gap) * (1.0 - 1e-9):
         return table, quick
     narrow = Search(counts, makespan, max(limits.labels // 20, 1), limits.width * makespan)
     narrow.run()
     table = _with_better(space, table, index, better_plan(space, counts, makespan, narrow, index))
     makespan = table.predicted_s[index]
-    bound, search = _bound(space, counts, index, makespan, limits, narrow.potentials)
+    bound, search = _bound_makespan(space, counts, index, makespan, limits, narrow.potentials)
     return _with_better(space, table, index, better_plan(space, counts, makespan, search, index)), max(bound, quick)
 
 
@@ -132,24 +132,24 @@ def _by_clocks(counts: Counts, makespan: float, limits: Limits) -> float:
     target = makespan / (1.0 + limits.gap)
     try:
         clocks = Clocks(counts)
-        found = clocks.least_makespan(target)
+        bound = clocks.least_makespan(target)
         for most, near in FINER:
-            if target <= found or found * (1.0 + near) < makespan:
+            if target <= bound or bound * (1.0 + near) < makespan:
                 break
-            found = max(found, clocks.least_makespan(target, most=most))
-        return found
+            bound = max(bound, clocks.least_makespan(target, most=most))
+        return bound
     except Unsupported:  # no compiler: labels alone
         return 0.0
 
 
-def _moved(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
+def _move_rows(space: Space, table: PlanTable, index: int, moves: int) -> Optional[ScoredPlan]:
     """The table's plan at one bandwidth with the server's rows moved, if that is faster."""
-    alone = Space(space.model, [float(space.bandwidths[index])], space.codecs)
+    single = Space(space.model, [float(space.bandwidths[index])], space.codecs)
     steps = [{step.operator: (step.low, step.high) for step in table.plans[index].steps_of(side)} for side in Side]
-    known = alone.score_ranges(steps[0], steps[1])
-    near = refine_rows(alone, Objective(), [known], moves, random.Random(0))
-    (found,) = refine_rows(alone, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
-    return space.score_ranges(found.robot, found.server) if found.makespan_s[0] < known.makespan_s[0] else None
+    before = single.score_ranges(steps[0], steps[1])
+    near = refine_rows(single, Objective(), [before], moves, random.Random(0))
+    (refined,) = refine_rows(single, Objective(), near, 2 * moves, random.Random(0), slack=SLACK)
+    return space.score_ranges(refined.robot, refined.server) if refined.makespan_s[0] < before.makespan_s[0] else None
 
 
 def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[ScoredPlan]) -> PlanTable:
@@ -160,22 +160,22 @@ def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Sc
     about = {**table.plans[index].about, "makespan_s": makespan, "energy_j": joules}
     return replace(
         table,
-        plans=_put(table.plans, index, plan.with_about(**about)),
-        predicted_s=_put(table.predicted_s, index, makespan),
-        predicted_j=_put(table.predicted_j, index, joules),
+        plans=_replace_item(table.plans, index, plan.with_about(**about)),
+        predicted_s=_replace_item(table.predicted_s, index, makespan),
+        predicted_j=_replace_item(table.predicted_j, index, joules),
     )
 
 
-def _bound(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
+def _bound_makespan(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
            tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
-    alone = float(space.score_recuts(space.device_only).makespan_s[index])
-    best = min(makespan, alone)
+    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    best = min(makespan, device_only_s)
     width = limits.width * best
     search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)
-    whole = counts.operators[-1].length
-    at_once = max(float(potential.tables[-1][whole, 0]) for potential in search.potentials)  # holds without a search
-    return min(max(search.run(), at_once), alone), search
+    rows = counts.operators[-1].length
+    at_once = max(float(potential.tables[-1][rows, 0]) for potential in search.potentials)  # holds without a search
+    return min(max(search.run(), at_once), device_only_s), search
 
 
-def _put(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
+def _replace_item(items: Tuple[Item, ...], index: int, item: Item) -> Tuple[Item, ...]:
     return (*items[:index], item, *items[index + 1 :])

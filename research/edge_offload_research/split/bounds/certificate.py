@@ -19,7 +19,7 @@ TOLERANCE = 0.01
 """Splits that cannot be better by more than this are not simulated, so no certificate says less."""
 
 
-def certify(space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
+def certify_table(space: Space, table: PlanTable, objective: Objective) -> List[Optional[float]]:
     """Upper bound on cost / (cost of the best replicated split) - 1 for every plan of a table, at least the tolerance.
 
     ``None`` for all if the network has several inputs. ``space`` must be over the table's bandwidths.

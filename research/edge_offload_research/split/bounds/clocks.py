@@ -66,7 +66,7 @@ class Step(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Skip:
-    """What a block's end reads besides its main argument.
+    """Input of a block's end besides its main argument.
 
     Attributes:
         source: the value at which the block begins.
@@ -94,14 +94,14 @@ class Clocks:
 
     def __init__(self, counts: Counts, classes: int = 4) -> None:
         self.counts, self._classes = counts, classes
-        self._library = library()
-        self._kept: List[Array] = []
-        self.spine = _spine(counts)
-        self.skips = _skips(counts, self.spine) if classes else {}
-        self.runs = _runs(counts, self.spine, {skip.source for skip in self.skips.values()})
+        self._library = load_library()
+        self._retained: List[Array] = []
+        self.spine = _find_spine(counts)
+        self.skips = _find_skips(counts, self.spine) if classes else {}
+        self.runs = _split_runs(counts, self.spine, {skip.source for skip in self.skips.values()})
         self._steps = (Step * len(self.runs))()
         for place, step in enumerate(self._steps):
-            self._fill(step, place)
+            self._fill_step(step, place)
 
     def least_makespan(self, target: float, most: int = 16, grid: float = 0.0005) -> float:
         """A lower bound on the makespan of every plan, at most ``target`` (seconds).
@@ -122,30 +122,30 @@ class Clocks:
             _NUMBERS(not free), _NUMBERS(bool(self.skips)),
         ))  # fmt: skip
 
-    def _table(self, values: Union[Sequence[float], Array], kind: type = float) -> int:
-        self._kept.append(np.ascontiguousarray(values, dtype=np.int32 if kind is int else np.float64))
-        return int(self._kept[-1].ctypes.data)
+    def _retain_table(self, values: Union[Sequence[float], Array], kind: type = float) -> int:
+        self._retained.append(np.ascontiguousarray(values, dtype=np.int32 if kind is int else np.float64))
+        return int(self._retained[-1].ctypes.data)
 
-    def _fill(self, step: Step, place: int) -> None:
+    def _fill_step(self, step: Step, place: int) -> None:
         counts, operators = self.counts, self.counts.operators
         index = self.runs[place][0]
         entry = operators[index]
         value, least = entry.args[entry.main]
         if place == 0:
             rows, run = counts.input_length, []
-            step.up, step.up_alone, step.down = counts.input_s, counts.input_alone_s, 0.0
+            step.up, step.up_alone, step.down = counts.input_s, counts.input_single_s, 0.0
             step.message = counts.message_s + counts.request_s
         else:
             rows, run = operators[value].length, self.runs[place - 1]
             step.up, step.down = (min(getattr(operators[k], name) for k in run) for name in ("up_s", "down_s"))
-            step.up_alone, step.message = min(operators[k].up_alone_s for k in run), counts.message_s
+            step.up_alone, step.message = min(operators[k].up_single_s for k in run), counts.message_s
         rest = np.zeros((2, rows + 1))
         for k in run[1:]:
             rest += np.stack([operators[k].robot_s, operators[k].server_s])
-        step.rest_robot, step.rest_server = self._table(rest[0]), self._table(rest[1])
+        step.rest_robot, step.rest_server = self._retain_table(rest[0]), self._retain_table(rest[1])
         step.argument, step.length, step.needed = rows, entry.length, entry.needed
-        step.least = self._table(least, int)
-        step.robot, step.server = self._table(entry.robot_s), self._table(entry.server_s)
+        step.least = self._retain_table(least, int)
+        step.robot, step.server = self._retain_table(entry.robot_s), self._retain_table(entry.server_s)
         opened = [skip for skip in self.skips.values() if skip.source == value]
         step.opens, step.grain = int(bool(opened)), max(1, -(-rows // max(self._classes, 1)))
         step.beside = int(any(skip.source < index < end and skip.side and not skip.early
@@ -157,45 +157,48 @@ class Clocks:
         if opened and opened[0].early:
             first = operators[opened[0].side[0]]
             step.early_rows, step.early_needed = first.length, first.needed
-            step.early_least = self._table(opened[0].least, int)
-            step.early_robot, step.early_server = self._table(first.robot_s), self._table(first.server_s)
+            step.early_least = self._retain_table(opened[0].least, int)
+            step.early_robot, step.early_server = self._retain_table(first.robot_s), self._retain_table(first.server_s)
             step.grain = max(1, -(-first.length // max(self._classes, 1)))
         if value + 1 < index:
-            ways = _ways([operators[k] for k in range(value + 1, index)])
+            ways = _list_ways([operators[k] for k in range(value + 1, index)])
             step.sides = len(ways)
-            step.side_robot, step.side_server = self._table([w[0] for w in ways]), self._table([w[1] for w in ways])
+            step.side_robot, step.side_server = (
+                self._retain_table([w[0] for w in ways]),
+                self._retain_table([w[1] for w in ways]),
+            )
 
     def _fill_skip(self, step: Step, skip: Skip) -> None:
         operators = self.counts.operators
         step.source_down, step.source_up = operators[skip.source].down_s, operators[skip.source].up_s
-        step.skip_least = self._table(skip.least, int)
+        step.skip_least = self._retain_table(skip.least, int)
         if skip.early:
-            step.skip_least = self._table(np.arange(len(skip.least)), int)
+            step.skip_least = self._retain_table(np.arange(len(skip.least)), int)
             step.source_down = min(operators[k].down_s for k in skip.side)
             step.source_up = min(operators[k].up_s for k in skip.side)
         elif skip.side:
             first = operators[skip.side[0]]
             step.skip_rows, step.skip_needed = first.length, first.needed
-            step.skip_robot, step.skip_server = self._table(first.robot_s), self._table(first.server_s)
+            step.skip_robot, step.skip_server = self._retain_table(first.robot_s), self._retain_table(first.server_s)
             step.skip_up = min(operators[k].up_s for k in skip.side)
             step.skip_down = min(operators[k].down_s for k in skip.side)
 
 
-def _spine(counts: Counts) -> List[int]:
+def _find_spine(counts: Counts) -> List[int]:
     """Operators from the input to the result, each the main argument of the next."""
-    found: List[int] = []
+    spine: List[int] = []
     index = len(counts.operators) - 1
     while index != INPUT:
-        found.append(index)
+        spine.append(index)
         entry = counts.operators[index]
         index = entry.args[entry.main][0]
-    return found[::-1]
+    return spine[::-1]
 
 
-def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
+def _find_skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
     """End of a block -> its skip, for plain blocks that do not overlap."""
     on, free, after = set(spine), 0, dict(zip(spine, spine[1:]))
-    found: Dict[int, Skip] = {}
+    skips: Dict[int, Skip] = {}
     for before, index in zip([INPUT, *spine], spine):
         entry = counts.operators[index]
         others = [arg for place, arg in enumerate(entry.args) if place != entry.main]
@@ -220,11 +223,11 @@ def _skips(counts: Counts, spine: Sequence[int]) -> Dict[int, Skip]:
         if not all(_is_plain(table) for table in inner):
             continue
         first = counts.operators[side[0]].args[0][1] if side else least
-        found[index], free = Skip(source, tuple(side), early, first), index
-    return found
+        skips[index], free = Skip(source, tuple(side), early, first), index
+    return skips
 
 
-def _runs(counts: Counts, spine: Sequence[int], sources: Set[int]) -> List[List[int]]:
+def _split_runs(counts: Counts, spine: Sequence[int], sources: Set[int]) -> List[List[int]]:
     """The spine in runs: an operator, and cheap element-wise ones behind it that only they read."""
     total = sum(float(entry.server_s[-1]) for entry in counts.operators)
     runs: List[List[int]] = []
@@ -241,12 +244,12 @@ def _runs(counts: Counts, spine: Sequence[int], sources: Set[int]) -> List[List[
 
 
 def _is_plain(least: Array) -> bool:
-    """Whether rows need as many rows."""
+    """Return whether rows need as many rows."""
     return len(least) > 2 and bool((least == np.arange(len(least))).all())
 
 
-def _ways(entries: Sequence[Counted]) -> List[Tuple[float, float]]:
-    """Seconds on robot and server to do operators anyhow, without those that are beaten."""
+def _list_ways(entries: Sequence[Counted]) -> List[Tuple[float, float]]:
+    """List the undominated seconds on robot and server for computing operators in any way."""
     ways = [(0.0, 0.0)]
     for entry in entries:
         mine = np.arange(entry.length + 1)
@@ -262,7 +265,7 @@ def _ways(entries: Sequence[Counted]) -> List[Tuple[float, float]]:
 
 
 @functools.lru_cache(maxsize=None)
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """The compiled search, built if need be.
 
     Raises:

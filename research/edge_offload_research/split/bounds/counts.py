@@ -43,7 +43,7 @@ class Counted:
         main: the argument with most work behind it, an index into ``args``.
         consumers: operators that read the value, ascending.
         up_s, down_s: seconds of the link for one row.
-        up_alone_s: seconds from ready to there for one row on an idle uplink, coding and decoding included, at least.
+        up_single_s: seconds from ready to there for one row on an idle uplink, coding and decoding included, at least.
     """
 
     operator: int
@@ -56,7 +56,7 @@ class Counted:
     consumers: Tuple[int, ...]
     up_s: float
     down_s: float
-    up_alone_s: float
+    up_single_s: float
 
 
 class Counts:
@@ -79,8 +79,8 @@ class Counts:
         self.request_s = model.request_s
         rates = {Side.ROBOT: bandwidth, Side.SERVER: bandwidth * model.link.down_factor}
         needed = strictly_needed(located)
-        users = {number: [user for user in found if user in needed]
-                 for number, found in located.sequence.consumer_indices().items()}  # fmt: skip
+        users = {number: [user for user in consumers if user in needed]
+                 for number, consumers in located.sequence.consumer_indices().items()}  # fmt: skip
         results = {number for number in located.sequence.retained_ids() if number not in located.free}
         inputs = [number for number in located.sequence.inputs if users[number]]
         if len(inputs) != 1 or len(results) != 1 or not results <= set(located.producer):
@@ -104,43 +104,43 @@ class Counts:
             work = [sum(self.operators[v].server_s[-1] for v in self.before[u] | {u}) if u >= 0 else -1.0
                     for u, _ in args]  # fmt: skip
             row_s = [self._row_s(number, rates[side]) for side in Side]
-            row_s.append(self._alone_s(number, rates[Side.ROBOT]))
-            self.operators.append(Counted(index, needed[index], length, _seconds(model.robot[index], length),
-                                          _seconds(model.server[index], length), args, int(np.argmax(work)),
+            row_s.append(self._single_s(number, rates[Side.ROBOT]))
+            self.operators.append(Counted(index, needed[index], length, _seconds_of(model.robot[index], length),
+                                          _seconds_of(model.server[index], length), args, int(np.argmax(work)),
                                           tuple(place[user] for user in users[number]), *row_s))  # fmt: skip
         self.input_length = located.count_rows(inputs[0])
         self.input_s = self._row_s(inputs[0], rates[Side.ROBOT])
-        self.input_alone_s = self._alone_s(inputs[0], rates[Side.ROBOT])
+        self.input_single_s = self._single_s(inputs[0], rates[Side.ROBOT])
         self.input_consumers = tuple(place[user] for user in users[inputs[0]])
 
     def _row_s(self, number: int, rate: float) -> float:
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         return self.space.located.row_bytes(number) / (max(option.ratio for option in options) * rate)
 
-    def _alone_s(self, number: int, rate: float) -> float:
+    def _single_s(self, number: int, rate: float) -> float:
         options = (RAW, *self.space.model.codecs.get(number, ())) if self.space.codecs else (RAW,)
         raw = self.space.located.row_bytes(number)
         return min(max(raw / (option.ratio * rate), option.encode_s(raw, Side.ROBOT), option.decode_s(raw, Side.ROBOT))
                    for option in options)  # fmt: skip
 
-    def consumers(self, value: int) -> Sequence[int]:
-        """Who reads what operator ``value`` makes."""
+    def list_consumers(self, value: int) -> Sequence[int]:
+        """List the readers of operator ``value``."""
         return self.input_consumers if value == INPUT else self.operators[value].consumers
 
-    def follows(self, value: int) -> bool:
-        """Whether the next operator (behind the last one: the robot) reads the value, and awaits what is sent of it."""
-        return value + 1 in self.consumers(value) or value + 1 == len(self.operators)
+    def is_next(self, value: int) -> bool:
+        """Return whether the next operator (after the last one: the robot) reads the value, and awaits its transfer."""
+        return value + 1 in self.list_consumers(value) or value + 1 == len(self.operators)
 
-    def simple(self, value: int) -> bool:
-        """Whether nothing else reads the value."""
-        return self.follows(value) and len(self.consumers(value)) <= 1
+    def has_one_reader(self, value: int) -> bool:
+        """Return whether nothing else reads the value."""
+        return self.is_next(value) and len(self.list_consumers(value)) <= 1
 
-    def footprints(self, index: int) -> Dict[int, Array]:
+    def list_footprints(self, index: int) -> Dict[int, Array]:
         """Argument -> fewest rows that 0 … length rows of operator ``index`` need."""
         return dict(self.operators[index].args)
 
 
-def _seconds(cost: OperatorCost, length: int) -> Array:
+def _seconds_of(cost: OperatorCost, length: int) -> Array:
     seconds: Array = cost.launch_s + cost.row_s * np.arange(length + 1)
     seconds[0] = 0.0
     return seconds

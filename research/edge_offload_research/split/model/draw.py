@@ -14,7 +14,7 @@ COLOURS = {"robot": "#1b7f79", "server": "#c4572e", "uplink": "#5b6fb5", "downli
 BOTH = "#e3b23c"
 
 
-def draw(
+def draw_plan(
     plan: SplitPlan, model: CostModel, bandwidth: float, path: Union[str, pathlib.Path], title: str,
     measured: Optional[Tuple[float, Sequence[TimelineSpan]]] = None,
 ) -> None:  # fmt: skip
@@ -32,12 +32,12 @@ def draw(
     figure, panels = pyplot.subplots(len(heights), 1, figsize=(11, 1.32 * sum(heights)),
                                      gridspec_kw={"height_ratios": heights})  # fmt: skip
     longest = max(outcome.makespan_s, measured[0] if measured else 0.0)
-    _timeline(panels[0], outcome.spans, longest)
+    _draw_timeline(panels[0], outcome.spans, longest)
     if measured:
         panels[0].set_title("expected", fontsize=9, loc="left")
-        _timeline(panels[1], measured[1], longest)
+        _draw_timeline(panels[1], measured[1], longest)
         panels[1].set_title(f"measured: {measured[0] * 1e3:.1f} ms", fontsize=9, loc="left")
-    _network(panels[-1], plan, model)
+    _draw_network(panels[-1], plan, model)
     figure.suptitle(f"{title}, {bandwidth / 1e6:.1f} MB/s: {outcome.makespan_s * 1e3:.1f} ms, "
                     f"{outcome.energy_j:.2f} J, {outcome.bytes_up / 1e3:.0f} kB up, "
                     f"{outcome.bytes_down / 1e3:.0f} kB down")  # fmt: skip
@@ -46,7 +46,7 @@ def draw(
     pyplot.close(figure)
 
 
-def _timeline(axes: Any, spans: Sequence[TimelineSpan], longest_s: float) -> None:
+def _draw_timeline(axes: Any, spans: Sequence[TimelineSpan], longest_s: float) -> None:
     lanes = list(reversed(TIMELINE_ROWS))
     total = longest_s * 1e3
     for span in spans:
@@ -63,7 +63,7 @@ def _timeline(axes: Any, spans: Sequence[TimelineSpan], longest_s: float) -> Non
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
+def _draw_network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
     """Fraction of the rows along y, operators along x; sent values as ticks below."""
     hulls = {side: merge_steps(plan.steps_of(side)) for side in Side}
     shown = [index for index, entry in enumerate(model.located.operators)
@@ -79,7 +79,7 @@ def _network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
         low, high = max(one[0], two[0]), min(one[1], two[1])
         if low < high:
             axes.bar(x, (high - low) / length, bottom=low / length, width=1.0, color=BOTH)
-    for place, sender in _crossings(plan, model, column):
+    for place, sender in _list_crossings(plan, model, column):
         axes.plot(place, -0.05, marker="^" if sender is Side.ROBOT else "v", markersize=6, clip_on=False,
                   color=COLOURS["uplink" if sender is Side.ROBOT else "downlink"])  # fmt: skip
     axes.set_xlim(-1, len(shown))
@@ -94,9 +94,9 @@ def _network(axes: Any, plan: SplitPlan, model: CostModel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _crossings(plan: SplitPlan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
-    found = []
+def _list_crossings(plan: SplitPlan, model: CostModel, column: Any) -> List[Tuple[float, Side]]:
+    crossings = []
     for transfer in plan.transfers:
         maker = model.located.producer.get(transfer.value)
-        found.append((-0.7 if maker is None else column.get(maker, 0) + 0.4, transfer.sender))
-    return found
+        crossings.append((-0.7 if maker is None else column.get(maker, 0) + 0.4, transfer.sender))
+    return crossings

@@ -28,7 +28,7 @@ FLOAT64_BOUND = 1e-12
 
 
 def float32_bound(unsplit: float) -> float:
-    """How far a split float32 network may be from the float64 one, if the unsplit float32 one is ``unsplit`` away."""
+    """Return the bound of a split float32 network's error by that of the unsplit one, both against float64."""
     return 1.5 * unsplit + 1e-6
 
 
@@ -45,20 +45,27 @@ def as_double(program: TracedProgram) -> TracedProgram:
         constants[number] = tensor_digest(tensor)
         tensors[constants[number]] = tensor
 
-    def widen(arg: Any) -> Any:
+    def widen_argument(arg: Any) -> Any:
         if isinstance(arg, tuple):
-            return tuple(map(widen, arg))
+            return tuple(map(widen_argument, arg))
         return Symbol("dtype", "float64") if arg == Symbol("dtype", "float32") else arg
 
     operators = tuple(
-        Operator(op.name, tuple(map(widen, op.args)), tuple((key, widen(arg)) for key, arg in op.kwargs), op.outputs,
-                 op.mutates, op.aliases, op.scope)
+        Operator(
+            op.name,
+            tuple(map(widen_argument, op.args)),
+            tuple((key, widen_argument(arg)) for key, arg in op.kwargs),
+            op.outputs,
+            op.mutates,
+            op.aliases,
+            op.scope,
+        )
         for op in sequence.operators
-    )  # fmt: skip
+    )
     return TracedProgram(replace(sequence, values=values, constants=constants, operators=operators).validate(), tensors)
 
 
-def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+def relative_error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
     """Largest max|got - want| / max|want| over the outputs; infinite if anything is not a number."""
     worst = 0.0
     for one, other in zip(got, want):
@@ -74,10 +81,10 @@ def random_split(located: LocalityMap, chooser: random.Random) -> SplitPlan:
     Planners prefer few kinds of plans; these show that the rest of the space is exact too.
     """
 
-    def decide(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
+    def decide_rows(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
         low, high = unite_rows(robot, server)
-        whole = located.operators[index].kind is Locality.GLOBAL
-        style = chooser.choice(["robot", "server"] if whole else ["robot", "server", "own", "own", "cut", "cut"])
+        undivided = located.operators[index].kind is Locality.GLOBAL
+        style = chooser.choice(["robot", "server"] if undivided else ["robot", "server", "own", "own", "cut", "cut"])
         if style == "own" or (style == "cut" and min(robot[1], server[1]) < max(robot[0], server[0])):
             return robot, server
         if style == "cut":
@@ -86,19 +93,19 @@ def random_split(located: LocalityMap, chooser: random.Random) -> SplitPlan:
             return parts if chooser.random() < 0.5 else (parts[1], parts[0])
         return ((low, high), EMPTY) if style == "robot" else (EMPTY, (low, high))
 
-    return complete_plan(located, *decide_backward(located, decide))
+    return complete_plan(located, *decide_backward(located, decide_rows))
 
 
-def shortened(plan: SplitPlan) -> Iterator[SplitPlan]:
+def shortened_plans(plan: SplitPlan) -> Iterator[SplitPlan]:
     """The plan with one transfer a row shorter at one end, in every way; where one row is all, it goes."""
     for position, transfer in enumerate(plan.transfers):
         for low, high in ((transfer.low + 1, transfer.high), (transfer.low, transfer.high - 1)):
-            kept = [replace(transfer, low=low, high=high)] if low < high else []
-            yield replace(plan, transfers=(*plan.transfers[:position], *kept, *plan.transfers[position + 1 :]))
+            retained = [replace(transfer, low=low, high=high)] if low < high else []
+            yield replace(plan, transfers=(*plan.transfers[:position], *retained, *plan.transfers[position + 1 :]))
 
 
-def passes(plan: SplitPlan, located: LocalityMap, identity: str) -> bool:
-    """Whether :func:`~edge_offload.split.model.check.check_plan` takes the plan for exact."""
+def passes_check(plan: SplitPlan, located: LocalityMap, identity: str) -> bool:
+    """Return whether :func:`~edge_offload.split.model.check.check_plan` accepts the plan as exact."""
     try:
         check_plan(plan, located, identity)
     except BadPlan:
@@ -122,10 +129,10 @@ class _Precision:
         return _Precision(program, located, tuple(inputs), shared_values(located, program.constants),
                           sequence_hash(program.sequence))  # fmt: skip
 
-    def unsplit(self) -> Tuple[torch.Tensor, ...]:
+    def run_unsplit(self) -> Tuple[torch.Tensor, ...]:
         return SequenceRunner(self.program.sequence, self.program.constants).run(self.inputs)
 
-    def split(self, plan: SplitPlan) -> Tuple[torch.Tensor, ...]:
+    def run_split(self, plan: SplitPlan) -> Tuple[torch.Tensor, ...]:
         plan = check_plan(replace(plan, sequence=self.identity), self.located, self.identity)
         return run_plan(plan, self.located, self.program.constants, self.inputs, self.shared)
 
@@ -138,24 +145,24 @@ class Verifier:
         doubles = [x.double() if x.dtype == torch.float32 else x for x in network.inputs]
         self._single = _Precision.of(network.program, axes, network.inputs)
         self._double = _Precision.of(as_double(network.program), axes, doubles)
-        self._truth = self._double.unsplit()
-        self.unsplit_float32 = error(self._single.unsplit(), self._truth)
-        self._known: Dict[Any, Tuple[float, float]] = {}
+        self._truth = self._double.run_unsplit()
+        self.unsplit_float32 = relative_error(self._single.run_unsplit(), self._truth)
+        self._cached: Dict[Any, Tuple[float, float]] = {}
 
-    def errors(self, plan: SplitPlan) -> Tuple[float, float]:
+    def plan_errors(self, plan: SplitPlan) -> Tuple[float, float]:
         """(float64, float32) error of a plan; both against the unsplit float64 network."""
         key = (plan.robot, plan.server, tuple(replace(transfer, codec="raw") for transfer in plan.transfers))
-        if key not in self._known:
-            self._known[key] = (error(self._double.split(plan), self._truth),
-                                error(self._single.split(plan), self._truth))  # fmt: skip
-        return self._known[key]
+        if key not in self._cached:
+            self._cached[key] = (relative_error(self._double.run_split(plan), self._truth),
+                                relative_error(self._single.run_split(plan), self._truth))  # fmt: skip
+        return self._cached[key]
 
-    def record(self, model: str, planner: str, plans: Iterable[SplitPlan]) -> Dict[str, Any]:
+    def make_record(self, model: str, planner: str, plans: Iterable[SplitPlan]) -> Dict[str, Any]:
         """Worst errors over the plans of one planner: a record of kind ``split_exactness``."""
         plans = list(plans)
         worst: List[float] = [0.0, 0.0]
         for plan in plans:
-            worst = [max(pair) for pair in zip(worst, self.errors(plan))]
+            worst = [max(pair) for pair in zip(worst, self.plan_errors(plan))]
         return {
             "model": model,
             "planner": planner,

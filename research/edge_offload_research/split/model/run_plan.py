@@ -45,11 +45,11 @@ def run_plan(
         progress = False
         for side in Side:
             steps = plan.steps_of(side)
-            while done[side] < len(steps) and _ready(located, halves[side], steps[done[side]]):
+            while done[side] < len(steps) and _is_ready(located, halves[side], steps[done[side]]):
                 halves[side].run_operator(*steps[done[side]])
                 done[side] += 1
                 progress = True
-        late = [transfer for transfer in waiting if not _send(located, halves, transfer)]
+        late = [transfer for transfer in waiting if not _send_rows(located, halves, transfer)]
         progress = progress or len(late) < len(waiting)
         waiting = late
         if progress:
@@ -63,12 +63,12 @@ def run_plan(
     return tuple(halves[Side.ROBOT].whole(number) for number in sequence.outputs)
 
 
-def _ready(located: LocalityMap, half: SideValues, step: PlanStep) -> bool:
+def _is_ready(located: LocalityMap, half: SideValues, step: PlanStep) -> bool:
     needs = located.footprint(step.operator, step.low, step.high)
     return all(half.has_rows(number, low, high) for number, (low, high) in needs.items())
 
 
-def _send(located: LocalityMap, halves: Mapping[Side, SideValues], transfer: RowTransfer) -> bool:
+def _send_rows(located: LocalityMap, halves: Mapping[Side, SideValues], transfer: RowTransfer) -> bool:
     source, target = halves[transfer.sender], halves[transfer.sender.other]
     if not source.has_rows(transfer.value, transfer.low, transfer.high):
         return False

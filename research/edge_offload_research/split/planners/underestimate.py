@@ -38,7 +38,7 @@ def strictly_needed(located: LocalityMap) -> Dict[int, int]:
 
 
 def least_footprints(located: LocalityMap, index: int) -> Dict[int, Array]:
-    """For every argument: the fewest of its rows that any c rows of the operator need, c = 0 … all."""
+    """Return for every argument the fewest of its rows that any c rows of the operator need, c = 0 … all."""
     length = located.operators[index].length
     lows: Dict[int, Array] = {}
     highs: Dict[int, Array] = {}
@@ -46,7 +46,7 @@ def least_footprints(located: LocalityMap, index: int) -> Dict[int, Array]:
         for number, (low, high) in located.footprint(index, row, row + 1).items():
             lows.setdefault(number, np.full(length, -1))[row] = low
             highs.setdefault(number, np.full(length, -1))[row] = high
-    found = {}
+    footprints = {}
     for number, first in lows.items():
         end, least = highs[number], np.zeros(length + 1)
         steady = bool(np.all(first >= 0) and np.all(np.diff(first) >= 0) and np.all(np.diff(end) >= 0))
@@ -55,5 +55,5 @@ def least_footprints(located: LocalityMap, index: int) -> Dict[int, Array]:
                 least[rows] = max((end[rows - 1 :] - first[: length - rows + 1]).min(), 0)
             else:  # rows in padding, or mirrored: one row's need is a bound for any stretch
                 least[rows] = max((end - first).min(), 0)
-        found[number] = np.maximum.accumulate(least)
-    return found
+        footprints[number] = np.maximum.accumulate(least)
+    return footprints

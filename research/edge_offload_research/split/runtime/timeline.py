@@ -48,14 +48,14 @@ class Timeline:
     @property
     def overlap_ratio(self) -> float:
         """See the class."""
-        robot, server = ([(span.start_s, span.end_s) for span in self._of(side)] for side in Side)
+        robot, server = ([(span.start_s, span.end_s) for span in self._seconds_of(side)] for side in Side)
         return overlap_seconds(robot, server) / self.makespan_s
 
-    def idle(self, side: Side) -> float:
+    def idle_share(self, side: Side) -> float:
         """See the class."""
-        return max(0.0, 1.0 - sum(span.end_s - span.start_s for span in self._of(side)) / self.makespan_s)
+        return max(0.0, 1.0 - sum(span.end_s - span.start_s for span in self._seconds_of(side)) / self.makespan_s)
 
-    def _of(self, side: Side) -> List[TimelineSpan]:
+    def _seconds_of(self, side: Side) -> List[TimelineSpan]:
         return [span for span in self.spans if span.row == side.value]
 
 
@@ -78,9 +78,9 @@ def measure_timeline(
         RemoteError: an inference came to no end.
     """
     shared = SplitDevice().share_values(network)
-    found = [_Run(plan, network, shared, inputs, bandwidth, link, slowdown).run() for _ in range(repeats + 2)][2:]
-    middle = statistics.median_low([one.makespan_s for one in found])
-    return next(one for one in found if one.makespan_s == middle), [one.makespan_s for one in found]
+    timelines = [_Run(plan, network, shared, inputs, bandwidth, link, slowdown).run() for _ in range(repeats + 2)][2:]
+    middle = statistics.median_low([one.makespan_s for one in timelines])
+    return next(one for one in timelines if one.makespan_s == middle), [one.makespan_s for one in timelines]
 
 
 class _Run:
@@ -103,15 +103,17 @@ class _Run:
         self._out: Dict[Side, queue.SimpleQueue[Any]] = {side: queue.SimpleQueue() for side in Side}
         self._way: Dict[Side, queue.SimpleQueue[Any]] = {side: queue.SimpleQueue() for side in Side}
         self._failure: Optional[BaseException] = None
-        self._began = 0.0
+        self._started_at = 0.0
 
     def run(self) -> Timeline:
         """Carry it out."""
         jobs: List[Callable[[], None]] = [
-            functools.partial(job, side) for side in Side for job in (self._compute, self._send, self._deliver)
+            functools.partial(job, side)
+            for side in Side
+            for job in (self._compute_side, self._send_side, self._deliver_side)
         ]
-        threads = [threading.Thread(target=self._guarded, args=(job,), daemon=True) for job in jobs]
-        self._began = time.perf_counter()
+        threads = [threading.Thread(target=self._run_guarded, args=(job,), daemon=True) for job in jobs]
+        self._started_at = time.perf_counter()
         for thread in threads:
             thread.start()
         threads[0].join(MOST_S)
@@ -123,9 +125,9 @@ class _Run:
         if self._failure is not None or not self._halves[Side.ROBOT].has_results:
             raise RemoteError(f"the plan came to no end: {self._failure or 'it took too long'}")
         spans = sorted(self._spans, key=lambda span: (TIMELINE_ROWS.index(span.row), span.start_s))
-        return Timeline(ended - self._began, tuple(spans))
+        return Timeline(ended - self._started_at, tuple(spans))
 
-    def _guarded(self, job: Callable[[], None]) -> None:
+    def _run_guarded(self, job: Callable[[], None]) -> None:
         try:
             job()
         except Exception as error:
@@ -134,40 +136,42 @@ class _Run:
                 half.fail(error)
                 self._way[side].put(None)
 
-    def _note(self, lane: str, began: float, label: str) -> None:
-        self._spans.append(TimelineSpan(lane, began - self._began, time.perf_counter() - self._began, label))
+    def _note_span(self, lane: str, started_at: float, label: str) -> None:
+        self._spans.append(
+            TimelineSpan(lane, started_at - self._started_at, time.perf_counter() - self._started_at, label)
+        )
 
-    def _compute(self, side: Side) -> None:
+    def _compute_side(self, side: Side) -> None:
         half, until = self._halves[side], time.monotonic() + MOST_S
         while True:
             for index in half.take_sendable():
                 self._out[side].put(index)
             if half.can_compute():
-                began, rows = time.perf_counter(), half.rows_computed
+                started_at, rows = time.perf_counter(), half.rows_computed
                 half.compute_block()
-                self._note(side.value, began, f"{half.rows_computed - rows} rows")
+                self._note_span(side.value, started_at, f"{half.rows_computed - rows} rows")
             elif half.all_computed and (side is Side.SERVER or half.has_results):
                 break
             elif not half.wait_until(until, lambda: half.can_compute() or (side is Side.ROBOT and half.has_results)):
                 raise RemoteError(f"the {side.value} waited in vain")
 
-    def _send(self, side: Side) -> None:
+    def _send_side(self, side: Side) -> None:
         half, lane = self._halves[side], "uplink" if side is Side.ROBOT else "downlink"
         free = 0.0
         while (index := self._out[side].get()) is not None:
             transfer = half.transfer_at(index)
             for low, high in cut_transfer(self._located, transfer):
                 descriptors, buffers = encode_piece(half.read_payload(index, low, high), transfer.codec)
-                began = max(time.perf_counter(), free)
+                started_at = max(time.perf_counter(), free)
                 size = sum(memoryview(part).nbytes for part in buffers)
-                free = began + size / self._rates[side]
+                free = started_at + size / self._rates[side]
                 _sleep_until(free)
-                self._note(lane, began, f"value {transfer.value}")
+                self._note_span(lane, started_at, f"value {transfer.value}")
                 body = {"transfer": index, "low": low, "high": high, "tensors": descriptors}
                 self._way[side].put((free + self._delay_s, body, [memoryview(part) for part in buffers]))
         self._way[side].put(None)
 
-    def _deliver(self, side: Side) -> None:
+    def _deliver_side(self, side: Side) -> None:
         other = self._halves[side.other]
         while (item := self._way[side].get()) is not None:
             due, body, buffers = item
@@ -176,6 +180,6 @@ class _Run:
 
 
 def _sleep_until(due: float) -> None:
-    left_s = due - time.perf_counter()
-    if left_s > 0:
-        time.sleep(left_s)
+    remaining_s = due - time.perf_counter()
+    if remaining_s > 0:
+        time.sleep(remaining_s)

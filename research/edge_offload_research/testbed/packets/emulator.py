@@ -48,19 +48,19 @@ class PacketEmulator:
             raise BadInput(f"packets cannot be led to {to}: the server must be on this machine", remedy=remedy)
         if not self._far[1]:
             self._far = self._far[0], self._to[1]
-        self._began = time.monotonic()
-        self._forwarder = Forwarder(self._began, seed)
+        self._started_at = time.monotonic()
+        self._forwarder = Forwarder(self._started_at, seed)
         self._pair = pair or impairments.of_link(link)
         self._link = link
         self._cut = False
         self._lock = threading.RLock()
         try:
-            self._apply(link, self._pair, True)
+            self._apply_link(link, self._pair, True)
             self.network = Network(self._far[0], namespaces)
         except BaseException:
             self._forwarder.close()
             raise
-        self._translate()
+        self._set_translation()
         self._control, self._order = os.pipe()
         self._thread: Optional[threading.Thread] = None
         self.address = f"tcp://{join_address(*self._far)}"
@@ -92,7 +92,7 @@ class PacketEmulator:
 
     def set_link(self, link: Link) -> None:
         """Change everything at once; a trace begins at its beginning."""
-        self._apply(link, impairments.of_link(link), True)
+        self._apply_link(link, impairments.of_link(link), True)
 
     def set(self, mbps: Optional[float] = None, rtt_s: Optional[float] = None, direction: str = "both") -> None:
         """Set a constant bandwidth (0: nothing is served) and/or round trip time, for ``up``, ``down`` or ``both``."""
@@ -107,12 +107,12 @@ class PacketEmulator:
                 rtt_s / 2 if rtt_s is not None and up else now.up_delay_s,
                 rtt_s / 2 if rtt_s is not None and down else now.down_delay_s,
             )
-            self._apply(link, self._pair, trace is not None)
+            self._apply_link(link, self._pair, trace is not None)
 
     def impair(self, **values: Any) -> None:
         """Change impairments, ``loss=0.01`` of both directions or ``up.loss`` of one."""
         with self._lock:
-            self._apply(self._link, impairments.changed(self._pair, values), False)
+            self._apply_link(self._link, impairments.change_impairments(self._pair, values), False)
 
     def cut(self, how: str) -> None:
         """``blackhole``: every packet is lost until :meth:`restore`."""
@@ -130,14 +130,14 @@ class PacketEmulator:
         """Give the robot another address; packets from and to the old one are lost from now on."""
         with self._lock:
             self.network.roam()
-            self._translate()
+            self._set_translation()
 
     def stats(self) -> Dict[str, Any]:
-        """What was carried and what the link is now: the independent count and the truth for estimators."""
+        """Return the counts of carried traffic and the state of the link: the truth for estimators."""
         now = time.monotonic()
         up, down = (self._forwarder.counts(direction, now) for direction in (UP, DOWN))
         stats: Dict[str, Any] = {
-            "link": self._link.name, "level": "packet", "t_s": now - self._began,
+            "link": self._link.name, "level": "packet", "t_s": now - self._started_at,
             "cut": "blackhole" if self._cut else "", "late_s": self._forwarder.late_s(),
         }  # fmt: skip
         for name, key in (("bytes", "carried_bytes"), ("queued", "queued_bytes"), ("bytes_per_s", "bytes_per_s"),
@@ -148,7 +148,7 @@ class PacketEmulator:
 
     # ------------------------------------------------------------------ inside
 
-    def _apply(self, link: Link, pair: impairments.Pair, traced: bool) -> None:
+    def _apply_link(self, link: Link, pair: impairments.Pair, traced: bool) -> None:
         ways = ((UP, link.up, link.up_delay_s, pair[0]), (DOWN, link.down, link.down_delay_s, pair[1]))
         for _, trace, delay_s, terms in ways:
             terms.check(min(trace.delays_s, default=delay_s))
@@ -160,7 +160,7 @@ class PacketEmulator:
             if getattr(self, "_thread", None) is not None:
                 os.write(self._order, b"c")
 
-    def _translate(self) -> None:
+    def _set_translation(self) -> None:
         self._forwarder.translate(self.network.robot, self._far, self._to, FLIP)
 
     def _run(self) -> None:

@@ -19,7 +19,7 @@ SHARES = ("loss", "to_bad", "to_good", "loss_bad", "reorder", "duplicate")
 
 @dataclass(frozen=True)
 class Impairments:
-    """Of one direction. Shares are of packets, 0 to 1.
+    """Impairments of one direction. Shares are of packets, 0 to 1.
 
     Attributes:
         jitter_s: standard deviation of the one-way delay around the link's; linear between knots, skewed to late.
@@ -84,12 +84,12 @@ NAMED: Dict[str, Impairments] = {"lte": _LTE, "5g_mmwave": _MMWAVE, "wifi_interf
 
 
 def of_link(link: Link) -> Pair:
-    """Those of a link by its name, up and down: none where it has none."""
+    """Return the impairments of a link by its name, up and down: none where it has none."""
     terms = NAMED.get(link.name, Impairments())
     return terms, terms
 
 
-def changed(pair: Pair, values: Mapping[str, object]) -> Pair:
+def change_impairments(pair: Pair, values: Mapping[str, object]) -> Pair:
     """``pair`` with other values; ``up.loss`` is that of one direction, ``loss`` of both.
 
     Raises:

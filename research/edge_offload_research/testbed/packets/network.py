@@ -43,7 +43,7 @@ class Network:
     """
 
     def __init__(self, far: str, namespaces: bool = False) -> None:
-        first, second = _parts(far)
+        first, second = _split_address(far)
         self.far = far
         self.devices = f"eo{first}-{second}r", f"eo{first}-{second}s"
         self._base = f"127.{first}.{second - 1}"
@@ -55,15 +55,27 @@ class Network:
             for _ in self.devices if namespaces else ():
                 self._spaces.append(_new_namespace())
             for end, name in zip(ENDS, self.devices):
-                self._open.append(_tun(name))
+                self._open.append(_open_tun(name))
                 if namespaces:
                     space = self._spaces[ENDS.index(end)]
-                    _run("ip", "link", "set", name, "netns", str(space.pid))
-                    _run(*self.inside(end), "ip", "link", "set", "lo", "up")
-                _run(*self.inside(end), "sh", "-c", f"echo 1 > /proc/sys/net/ipv4/conf/{name}/route_localnet")
-                _run(*self.inside(end), "ip", "link", "set", name, "mtu", str(MTU), "txqueuelen", str(DEVICE_QUEUE),
-                     "up")  # fmt: skip
-            self._route(f"{self._seen}.0/24", self.devices[1], f"{self._base}.254", "server")
+                    _run_command("ip", "link", "set", name, "netns", str(space.pid))
+                    _run_command(*self.command_prefix(end), "ip", "link", "set", "lo", "up")
+                _run_command(
+                    *self.command_prefix(end), "sh", "-c", f"echo 1 > /proc/sys/net/ipv4/conf/{name}/route_localnet"
+                )
+                _run_command(
+                    *self.command_prefix(end),
+                    "ip",
+                    "link",
+                    "set",
+                    name,
+                    "mtu",
+                    str(MTU),
+                    "txqueuelen",
+                    str(DEVICE_QUEUE),
+                    "up",
+                )
+            self._set_route(f"{self._seen}.0/24", self.devices[1], f"{self._base}.254", "server")
             self.robot = self.roam()
         except BaseException:
             self.close()
@@ -71,17 +83,17 @@ class Network:
 
     @property
     def descriptors(self) -> Tuple[int, int]:
-        """Of the robot's device and of the server's."""
+        """Descriptors of the robot's device and of the server's."""
         return self._open[0], self._open[1]
 
     def roam(self) -> str:
         """Give the robot another address: new connections have it, what is sent from the old one is lost."""
         self._robots = self._robots % 200 + 1
         self.robot = f"{self._base}.{self._robots if self._robots < 2 else self._robots + 1}"
-        self._route(f"{self.far}/32", self.devices[0], self.robot, "robot")
+        self._set_route(f"{self.far}/32", self.devices[0], self.robot, "robot")
         return self.robot
 
-    def inside(self, end: str) -> List[str]:
+    def command_prefix(self, end: str) -> List[str]:
         """Words before a command that make it run where ``end`` is, ``robot`` or ``server``."""
         return ["nsenter", "--net", "--target", str(self._spaces[ENDS.index(end)].pid)] if self._spaces else []
 
@@ -94,12 +106,12 @@ class Network:
             space.communicate()
         self._spaces = []
 
-    def _route(self, target: str, device: str, source: str, end: str) -> None:
-        words = ("ip", "route", "replace", target, "dev", device, "table", "local", "src", source)
-        _run(*self.inside(end), *words)
+    def _set_route(self, target: str, device: str, source: str, end: str) -> None:
+        command = ("ip", "route", "replace", target, "dev", device, "table", "local", "src", source)
+        _run_command(*self.command_prefix(end), *command)
 
 
-def _parts(far: str) -> Tuple[int, int]:
+def _split_address(far: str) -> Tuple[int, int]:
     parts: Tuple[int, ...] = ()
     with contextlib.suppress(ValueError):
         parts = tuple(ipaddress.IPv4Address(far).packed)
@@ -109,7 +121,7 @@ def _parts(far: str) -> Tuple[int, int]:
     return parts[1], parts[2]
 
 
-def _tun(name: str) -> int:
+def _open_tun(name: str) -> int:
     try:
         descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -126,10 +138,10 @@ def _tun(name: str) -> int:
 
 def _new_namespace() -> subprocess.Popen[str]:
     """A process that does nothing in a network namespace of its own until its input ends, as it does with ours."""
-    words = ["unshare", "--net", "sh", "-c", "echo up; read line"]
+    command = ["unshare", "--net", "sh", "-c", "echo up; read line"]
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     except OSError as error:
         raise Unsupported(f"unshare does not run: {error.strerror}", remedy="apt install util-linux") from error
@@ -141,7 +153,7 @@ def _new_namespace() -> subprocess.Popen[str]:
     return process
 
 
-def _run(*command: str) -> None:
+def _run_command(*command: str) -> None:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     except OSError as error:

@@ -12,13 +12,13 @@ from edge_offload.execute.engines import table, tensor_rt
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from tests.execute.engines.driver import prepare
 
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 prepare.folder()  # before tests get caches of their own
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if HERE in pathlib.Path(str(item.fspath)).parents:
+        if FOLDER in pathlib.Path(str(item.fspath)).parents:
             item.add_marker(pytest.mark.tensorrt)
             item.add_marker(pytest.mark.process)
 
@@ -61,16 +61,16 @@ def cuda():
 
 
 @pytest.fixture
-def held():
+def allocations():
     """What the driver holds: bytes on the device, page-locked blocks, streams, users of the primary context."""
     library = ctypes.CDLL(str(prepare.library()))
 
-    def ask():
+    def read_allocations():
         numbers = (ctypes.c_size_t * 4)()
         library.stand_in_held(numbers)
         return tuple(numbers)
 
-    return ask
+    return read_allocations
 
 
 @pytest.fixture

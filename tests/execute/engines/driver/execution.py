@@ -19,7 +19,7 @@ class DriverMemory:
 
     def __init__(self, library: str) -> None:
         self._driver = ctypes.CDLL(library)
-        self._kept: List[Any] = []  # until the copies have been made
+        self._pending: List[Any] = []  # until the copies have been made
 
     def _call(self, name: str, *arguments: Any) -> None:
         result = getattr(self._driver, name)(*arguments)
@@ -33,7 +33,7 @@ class DriverMemory:
 
     def write(self, address: int, array: Any, stream: int) -> None:
         """As a kernel on ``stream`` does it: when somebody waits for the stream."""
-        self._kept = [*self._kept[-8:], array]
+        self._pending = [*self._pending[-8:], array]
         size, where = ctypes.c_size_t(array.nbytes), ctypes.c_uint64(address)
         self._call("cuMemcpyHtoDAsync_v2", where, _pointer(array), size, ctypes.c_void_p(stream))
 
@@ -92,9 +92,9 @@ class Bindings:
 def _tensors(real: Any, network: Any) -> Dict[str, Tuple[Any, Any, Any]]:
     """By name: whether it is read or written, shape, type."""
     modes = real.TensorIOMode
-    found = [(network.get_input(number), modes.INPUT) for number in range(network.num_inputs)]
-    found += [(network.get_output(number), modes.OUTPUT) for number in range(network.num_outputs)]
-    return {tensor.name: (mode, tuple(tensor.shape), tensor.dtype) for tensor, mode in found}
+    tensors = [(network.get_input(number), modes.INPUT) for number in range(network.num_inputs)]
+    tensors += [(network.get_output(number), modes.OUTPUT) for number in range(network.num_outputs)]
+    return {tensor.name: (mode, tuple(tensor.shape), tensor.dtype) for tensor, mode in tensors}
 
 
 class StandInRuntime:
@@ -105,8 +105,8 @@ class StandInRuntime:
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
         """None where no such plan was built, as the real one does with what it does not take."""
-        found = self._plans.get(hashlib.sha256(bytes(serialized_engine)).hexdigest())
-        return None if found is None else StandInEngine(*found, self._memory)
+        plan = self._plans.get(hashlib.sha256(bytes(serialized_engine)).hexdigest())
+        return None if plan is None else StandInEngine(*plan, self._memory)
 
 
 class StandInEngine:
@@ -155,8 +155,8 @@ class StandInContext:
                 engine._memory.read(self._addresses[name], given[name], stream_handle)
             else:
                 outputs.append(name)
-        for name, found in zip(outputs, engine._session.run(outputs, given)):
-            engine._memory.write(self._addresses[name], np.ascontiguousarray(found), stream_handle)
+        for name, output in zip(outputs, engine._session.run(outputs, given)):
+            engine._memory.write(self._addresses[name], np.ascontiguousarray(output), stream_handle)
         return True
 
 

@@ -28,18 +28,18 @@ CALL = re.compile(r"\.(push|pop|synchronize|free|detach)\(\)$")
 SOURCE = inspect.getsource(buffers.PycudaBuffers).splitlines()
 LINES = [number for number, line in enumerate(SOURCE) if CALL.search(line)]
 #: In the place of the number of a line: nothing is missing.
-WHOLE = -1
+UNCHANGED = -1
 
 
 def name_of(line: int) -> str:
     """What the line says."""
-    return "whole" if line == WHOLE else SOURCE[line].strip()
+    return "whole" if line == UNCHANGED else SOURCE[line].strip()
 
 
 def without(line: int) -> Any:
     """The class PycudaBuffers without one of its lines."""
     source = list(SOURCE)
-    if line != WHOLE:
+    if line != UNCHANGED:
         source[line] = re.sub(r"\S.*", "pass", source[line])
     names = dict(vars(buffers))
     exec("from __future__ import annotations\n" + "\n".join(source), names)
@@ -48,11 +48,11 @@ def without(line: int) -> Any:
 
 def scenario(kind: Any, bindings: Any, plan: bytes, library: Any, faults: List[str]) -> None:
     """Load, run three frames, close, as the one thread that owns an engine does; what is wrong goes to ``faults``."""
-    current, before = ctypes.c_void_p(), held(library)
+    current, before = ctypes.c_void_p(), count_held(library)
 
-    def check(right: bool, words: str) -> None:
+    def check(right: bool, fault: str) -> None:
         if not right:
-            faults.append(words)
+            faults.append(fault)
 
     def no_context() -> bool:
         library.cuCtxGetCurrent(ctypes.byref(current))
@@ -66,12 +66,12 @@ def scenario(kind: Any, bindings: Any, plan: bytes, library: Any, faults: List[s
             check(find_mismatch(want, engine.run([picture(number)]), TOLERANCE[CLOSE]) == "", "wrong results")
             check(no_context(), "a context stays in the thread")
         engine.close()
-        check(held(library) == before, f"the device holds {held(library)} and held {before}")
+        check(count_held(library) == before, f"the device holds {count_held(library)} and held {before}")
     except Exception as error:
         faults.append(f"{type(error).__name__}: {error}")
 
 
-def held(library: Any) -> List[int]:
+def count_held(library: Any) -> List[int]:
     """See the fixture of this name."""
     numbers = (ctypes.c_size_t * 4)()
     library.stand_in_held(numbers)
@@ -90,8 +90,8 @@ def main() -> None:
     bindings = Bindings(tensorrt_rtx_bindings, DriverMemory(str(prepare.library())))
     made = tensor_rt.TensorRT(buffers="pycuda", bindings=lambda: bindings)
     plan = made.build(export.export_onnx(Small().eval(), [picture(0)]), 1)
-    found: Dict[str, str] = {}
-    for line in (WHOLE, *LINES):
+    faults_by_line: Dict[str, str] = {}
+    for line in (UNCHANGED, *LINES):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -109,10 +109,12 @@ def main() -> None:
             os._exit(0)
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            told = stream.read().decode()
+            text = stream.read().decode()
         status = os.waitpid(child, 0)[1]
-        found[name_of(line)] = told or (f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")
-    print(json.dumps(found))
+        faults_by_line[name_of(line)] = text or (
+            f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else ""
+        )
+    print(json.dumps(faults_by_line))
 
 
 if __name__ == "__main__":

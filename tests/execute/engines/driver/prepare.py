@@ -23,7 +23,7 @@ TENSORRT = "1.7.1.116"
 PYCUDA = "2026.1"
 ONNXSCRIPT = "0.7.2"  # for torch's other exporter
 HEADERS = "12.9.79"
-HERE = pathlib.Path(__file__).parent
+FOLDER = pathlib.Path(__file__).parent
 COMMAND = "scripts/test -m tensorrt"
 
 #: At the end of what pycuda's ``setup.py`` imports: compilers side by side, as setuptools does not start them.
@@ -71,7 +71,7 @@ def main() -> None:
             _packages()
             (folder() / "ready").touch()
     driver = library()
-    if not driver.is_file() or driver.stat().st_mtime < (HERE / "stand_in.c").stat().st_mtime:
+    if not driver.is_file() or driver.stat().st_mtime < (FOLDER / "stand_in.c").stat().st_mtime:
         _driver()
 
 
@@ -103,7 +103,7 @@ def _packages() -> None:
 
 def _driver() -> None:
     """Compile the stand-in, and a refusal for every other function that the driver has."""
-    source = (HERE / "stand_in.c").read_text()
+    source = (FOLDER / "stand_in.c").read_text()
     includes = [f"-I{one}" for one in _includes()]
     declared = subprocess.run(
         ["gcc", "-E", "-P", *includes, "-"], text=True, check=True, capture_output=True,
@@ -118,7 +118,7 @@ def _driver() -> None:
         others.write_text(rest + "\n".join(f"REFUSED({name})" for name in refused))
         made = pathlib.Path(work) / library().name
         flags = ["-shared", "-fPIC", "-O1", "-g", "-Wl,-soname,libcuda.so.1"]
-        subprocess.run(["gcc", *flags, *includes, str(HERE / "stand_in.c"), str(others), "-o", str(made)], check=True)
+        subprocess.run(["gcc", *flags, *includes, str(FOLDER / "stand_in.c"), str(others), "-o", str(made)], check=True)
         shutil.move(str(made), str(library()))
     link = folder() / "libcuda.so"
     if not link.is_symlink():

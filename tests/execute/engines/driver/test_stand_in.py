@@ -26,11 +26,11 @@ def data(context):
     return np.arange(24, dtype=np.float32)
 
 
-def test_it_says_what_it_is(cuda):
+def test_the_device_identifies_itself(cuda):
     assert cuda.Device(0).name() == "no GPU (stand-in for the driver)"
 
 
-def test_memory_goes_there_and_back_in_order(cuda, data):
+def test_memory_is_copied_both_ways_in_order(cuda, data):
     stream, host = cuda.Stream(), cuda.pagelocked_empty(data.shape, data.dtype)
     memory = cuda.mem_alloc(data.nbytes)
     host[:] = data
@@ -43,18 +43,18 @@ def test_memory_goes_there_and_back_in_order(cuda, data):
 
 
 def test_a_thread_without_a_context_may_do_nothing(cuda, data):
-    stream, memory, told = cuda.Stream(), cuda.mem_alloc(data.nbytes), []
+    stream, memory, errors = cuda.Stream(), cuda.mem_alloc(data.nbytes), []
 
     def callback():
         try:
             cuda.memcpy_htod_async(memory, data, stream)
         except cuda.LogicError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     thread = threading.Thread(target=callback)
     thread.start()
     thread.join()
-    assert "error 201" in told[0]
+    assert "error 201" in errors[0]
 
 
 def test_a_stream_of_another_context_is_none(cuda, context, data):
@@ -84,15 +84,15 @@ def test_the_host_may_not_touch_the_device(cuda, data):
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
 
 
-def test_what_is_not_freed_is_seen(cuda, context, data, held):
-    before, free = held(), cuda.mem_get_info()[0]
+def test_what_is_not_freed_is_seen(cuda, context, data, allocations):
+    before, free = allocations(), cuda.mem_get_info()[0]
     memory = cuda.mem_alloc(data.nbytes)
     assert cuda.mem_get_info()[0] < free
-    assert held() != before
+    assert allocations() != before
     memory.free()
-    assert (held(), cuda.mem_get_info()[0]) == (before, free)
+    assert (allocations(), cuda.mem_get_info()[0]) == (before, free)
 
 
-def test_there_are_no_kernels(cuda, context):
+def test_kernels_are_missing(cuda, context):
     with pytest.raises(cuda.Error, match="error 801"):
         cuda.module_from_buffer(b"kernel")

@@ -53,21 +53,21 @@ def in_a_thread(work):
     return result
 
 
-def test_it_computes_what_torch_does_and_gives_everything_back(backend, held):
-    before, plain = held(), ModuleExecutor(Small())
+def test_it_computes_what_torch_does_and_gives_everything_back(backend, allocations):
+    before, plain = allocations(), ModuleExecutor(Small())
     executor = taken_over(ModuleExecutor(Small(), engine="tensorrt"))
-    running = held()
+    running = allocations()
     assert running != before
     for number in range(10):
-        want, found = plain.run([picture(number)]), in_a_thread(lambda n=number: executor.run([picture(n)]))
-        assert re.match(rf"tensorrt {prepare.TENSORRT} fp32 plan [0-9a-f]{{12}}$", found.engine)
-        assert find_mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) == ""
-    assert held() == running, "a run keeps nothing"
+        want, report = plain.run([picture(number)]), in_a_thread(lambda n=number: executor.run([picture(n)]))
+        assert re.match(rf"tensorrt {prepare.TENSORRT} fp32 plan [0-9a-f]{{12}}$", report.engine)
+        assert find_mismatch(want.outputs, report.outputs, TOLERANCE[CLOSE]) == ""
+    assert allocations() == running, "a run keeps nothing"
     executor.close()
     ends = time.monotonic() + 10
-    while held() != before and time.monotonic() < ends:
+    while allocations() != before and time.monotonic() < ends:
         time.sleep(0.01)
-    assert held() == before
+    assert allocations() == before
 
 
 def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
@@ -142,7 +142,7 @@ def plan(backend):
     return backend.build(export.export_onnx(Small().eval(), [picture(0)]), 1)
 
 
-def test_a_plan_that_is_not_taken_is_forgotten_and_torch_goes_on(backend, bindings, cache, monkeypatch):
+def test_a_plan_that_is_not_used_is_evicted_and_torch_continues(backend, bindings, cache, monkeypatch):
     monkeypatch.setattr(execution.StandInRuntime, "deserialize_cuda_engine", lambda *_: None)
     executor = ModuleExecutor(Small(), engine="tensorrt")
     executor.run([picture(0)])
@@ -152,8 +152,8 @@ def test_a_plan_that_is_not_taken_is_forgotten_and_torch_goes_on(backend, bindin
     assert executor.run([picture(1)]).engine == "eager"
 
 
-def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, plan, held, cuda, monkeypatch):
-    before, allocate = held(), buffers.PycudaBuffers.allocate_buffer
+def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, plan, allocations, cuda, monkeypatch):
+    before, allocate = allocations(), buffers.PycudaBuffers.allocate_buffer
 
     def full(self, name, shape, dtype):
         if self._device:
@@ -163,7 +163,7 @@ def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, p
     monkeypatch.setattr(buffers.PycudaBuffers, "allocate_buffer", full)
     with pytest.raises(cuda.MemoryError):
         in_a_thread(lambda: TensorRTEngine(bindings, plan, buffers.PycudaBuffers()))
-    assert held() == before
+    assert allocations() == before
 
 
 def test_what_the_stand_in_for_execution_has_the_real_bindings_have(trt):
@@ -177,21 +177,23 @@ def test_what_the_stand_in_for_execution_has_the_real_bindings_have(trt):
         for name, method in vars(stand_in).items():
             if name.startswith("_") and name != "__init__":
                 continue
-            told = getattr(real, name).__doc__
+            documentation = getattr(real, name).__doc__
             if stand_in is execution.StandInRuntime and name == "__init__":
-                assert "logger: " in told
+                assert "logger: " in documentation
             elif name != "__init__":
                 for argument in list(inspect.signature(method).parameters)[1:]:
-                    assert f"{argument}: " in told.split("\n\n\n")[0] + told, f"{real.__name__}.{name}({argument})"
+                    assert f"{argument}: " in documentation.split("\n\n\n")[0] + documentation, (
+                        f"{real.__name__}.{name}({argument})"
+                    )
                     checked += 1
     assert checked >= 7
     assert "num_io_tensors" in dir(trt.ICudaEngine)
     assert {"INPUT", "OUTPUT"} <= set(dir(trt.TensorIOMode))
 
 
-def test_every_type_of_tensorrts_that_numpy_has_is_known(trt):
-    known = {name: getattr(trt.DataType, name) for name in tensor_rt._DTYPES}
-    for dtype in known.values():
+def test_every_type_of_tensorrts_that_numpy_has_is_supported(trt):
+    types = {name: getattr(trt.DataType, name) for name in tensor_rt._DTYPES}
+    for dtype in types.values():
         assert tensor_rt.numpy_type(dtype) == np.dtype(trt.nptype(dtype))
     with pytest.raises(Unsupported, match="BF16 is none of numpy's"):
         tensor_rt.numpy_type(trt.DataType.BF16)
@@ -210,17 +212,17 @@ def test_ten_bits_of_mantissa_are_not_taken_for_fp32(bindings):
     assert flags == [False]
 
 
-def test_half_precision_is_a_flag_up_to_10_and_the_networks_own_type_after(bindings, trt, monkeypatch):
+def test_half_precision_is_a_flag_up_to_10_and_a_type_of_the_network_after(bindings, trt, monkeypatch):
     flagged = types.SimpleNamespace(__version__="10.3.0", BuilderFlag=types.SimpleNamespace(FP16=0))
     assert driven(flagged, "fp16").export_dtype() is None
     assert driven(bindings, "fp16").export_dtype() is torch.float16
     monkeypatch.setattr(table, "BACKENDS", (driven(bindings, "fp16"),))
     assert table.pick_backend("auto", "cuda") is None, "nobody gets fewer bits unasked"
     executor = taken_over(ModuleExecutor(Small(), engine="tensorrt:fp16"))
-    want, found = ModuleExecutor(Small()).run([picture(3)]), executor.run([picture(3)])
-    assert found.outputs[0].dtype is torch.float32
-    assert find_mismatch(want.outputs, found.outputs, TOLERANCE[CLOSE]) != ""
-    assert find_mismatch(want.outputs, found.outputs, TOLERANCE[REDUCED]) == ""
+    want, report = ModuleExecutor(Small()).run([picture(3)]), executor.run([picture(3)])
+    assert report.outputs[0].dtype is torch.float32
+    assert find_mismatch(want.outputs, report.outputs, TOLERANCE[CLOSE]) != ""
+    assert find_mismatch(want.outputs, report.outputs, TOLERANCE[REDUCED]) == ""
     executor.close()
 
 
@@ -234,9 +236,9 @@ def test_an_image_of_bytes_is_taken_into_a_cast_and_nothing_else(bindings, trt, 
 @pytest.mark.parametrize("part", ["gpu", "capability", "cuda", "driver"])
 def test_another_gpu_or_driver_is_another_entry(backend, cache, monkeypatch, part):
     taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
-    here = buffers.gpu_facts("pycuda")
-    assert (here["gpu"], here["capability"], here["cuda"]) == ("no GPU (stand-in for the driver)", "8.9", "12090")
-    monkeypatch.setattr(buffers, "gpu_facts", lambda _: {**here, part: "another"})
+    facts = buffers.gpu_facts("pycuda")
+    assert (facts["gpu"], facts["capability"], facts["cuda"]) == ("no GPU (stand-in for the driver)", "8.9", "12090")
+    monkeypatch.setattr(buffers, "gpu_facts", lambda _: {**facts, part: "another"})
     taken_over(ModuleExecutor(Small(), engine="tensorrt")).close()
     assert len(list(cache.glob("*.engine"))) == 2
 
@@ -261,9 +263,9 @@ def test_buffers_may_be_torchs(trt, bindings, monkeypatch):
     cuda = types.SimpleNamespace(Stream=Stream, default_stream=str, stream=lambda _: torch.inference_mode())
     assert all(hasattr(torch.cuda, name) for name in vars(cuda))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: calls.append("record_stream"))
-    own, module = execution.Bindings(trt, execution.HostMemory()), Small().eval()
-    plan = driven(own).build(export.export_onnx(module, [picture(0)]), 1)
-    engine = TensorRTEngine(own, plan, buffers.TorchBuffers(cuda, "cpu"))
+    host_bindings, module = execution.Bindings(trt, execution.HostMemory()), Small().eval()
+    plan = driven(host_bindings).build(export.export_onnx(module, [picture(0)]), 1)
+    engine = TensorRTEngine(host_bindings, plan, buffers.TorchBuffers(cuda, "cpu"))
     for number in range(3):
         with torch.inference_mode():
             want = module(picture(number))

@@ -14,10 +14,10 @@ from tests.execute.engines.driver import prepare
 
 @pytest.fixture
 def environment(trt, cuda):
-    found = {**os.environ, "LD_LIBRARY_PATH": str(prepare.folder())}
-    found["PYTHONPATH"] = os.pathsep.join([found.get("PYTHONPATH", ""), str(prepare.folder() / "site")])
-    del found["EDGE_OFFLOAD_CACHE"]  # native libraries are where they always are
-    return found
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(prepare.folder())}
+    variables["PYTHONPATH"] = os.pathsep.join([variables.get("PYTHONPATH", ""), str(prepare.folder() / "site")])
+    del variables["EDGE_OFFLOAD_CACHE"]  # native libraries are where they always are
+    return variables
 
 
 def run(code, environment, *before):
@@ -49,18 +49,18 @@ def test_it_is_refused_by_name_when_it_makes_a_context(code, name, environment):
     assert f"{name} is not there on the virtual device" in done.stderr.splitlines()[-1]
 
 
-def test_whoever_makes_no_context_is_left_alone(environment):
+def test_a_program_without_a_context_is_untouched(environment):
     code = "import pycuda.driver, tensorrt_rtx_bindings, torch; print(torch.ones(2).cuda().sum().item())"
     done = run(code, environment, *EXEC)
     assert (done.returncode, done.stdout.strip()) == (0, "2.0"), done.stderr
 
 
 def test_the_executor_of_such_a_program_may_use_the_gpu(environment):
-    own = (
+    command = (
         "import os, subprocess, sys; from edge_offload.execute.heap import executor_environment; "
         "code = 'import pycuda.autoinit; print(pycuda.autoinit.context.get_device().name())'; "
         "sys.exit(subprocess.run([sys.executable, '-c', code], env=executor_environment(os.environ)).returncode)"
     )
-    done = run(own, environment, *EXEC)
+    done = run(command, environment, *EXEC)
     assert (done.returncode, done.stdout.strip()) == (0, "no GPU (stand-in for the driver)"), done.stderr
     assert executor_environment({"EDGE_OFFLOAD_EXEC_MODE": "local"}).get("EDGE_OFFLOAD_EXEC_MODE") is None

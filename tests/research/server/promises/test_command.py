@@ -39,7 +39,7 @@ def test_plan_answers_a_problem_and_a_list(tmp_path: pathlib.Path, capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"lat": [2, 1]}, "less than one of 1"),
         ({"t0": "now"}, "t0 is 'now'"),
@@ -54,9 +54,9 @@ def test_plan_answers_a_problem_and_a_list(tmp_path: pathlib.Path, capsys: pytes
     ],
 )
 def test_what_makes_no_sense_is_one_line(
-    change: Any, said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+    change: Any, message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
 ) -> None:
     assert plan(tmp_path, {**PROBLEM, **change}) != 0
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) == 1

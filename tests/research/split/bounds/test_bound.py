@@ -18,9 +18,9 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.space import Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.bound import Limits, improve_and_bound, lower_bound
-from edge_offload_research.split.bounds.clocks import Clocks, library
+from edge_offload_research.split.bounds.clocks import Clocks, load_library
 from edge_offload_research.split.bounds.counts import Counts
-from edge_offload_research.split.bounds.labels import Search, potentials
+from edge_offload_research.split.bounds.labels import Search, make_potentials
 from edge_offload_research.split.model.exactness import random_split
 from edge_offload_research.split.model.plan_cost import simulate_plan
 from edge_offload_research.split.planners.underestimate import least_footprints, strictly_needed
@@ -44,7 +44,7 @@ def network(seed: int, rows: int, operators: int) -> LocalityMap:
 
     while len(chain.operators) < operators - 1:
         kind = chooser.choice(["convolution", "convolution", "relu", "residual", "strided", "pool"])
-        entry, left = chain.tail, operators - 1 - len(chain.operators)
+        entry, remaining = chain.tail, operators - 1 - len(chain.operators)
         length = chain.tensors[chain.last].shape[2]
         if kind == "convolution":
             convolve(entry, chooser.choice([1, 3, 5]))
@@ -52,10 +52,10 @@ def network(seed: int, rows: int, operators: int) -> LocalityMap:
             chain.call("aten.relu.default", entry)
         elif kind == "pool" and length >= 6:
             chain.call("aten.max_pool2d.default", entry, [2, 1])
-        elif kind == "residual" and left >= 2:
+        elif kind == "residual" and remaining >= 2:
             made = convolve(entry, 3)
             chain.call("aten.add.Tensor", Ref(made), entry)
-        elif kind == "strided" and left >= 3 and length >= 4:
+        elif kind == "strided" and remaining >= 3 and length >= 4:
             one, other = convolve(entry, 3, 2), convolve(entry, 1, 2)
             chain.call("aten.add.Tensor", Ref(one), Ref(other))
     if chooser.random() < 0.6:
@@ -89,8 +89,8 @@ def test_bound_brute_force_and_planner_are_in_order(seed: int) -> None:
         optimum = float(solve(space, Objective()).best.makespan_s[0])
         planned = plan_table(space, effort=Effort(seconds=60.0, evaluations=40)).predicted_s[0]
         for labels in (20000, 5):
-            found = bound(space, planned, labels)
-            assert 0.0 < found <= optimum * (1 + 1e-7)
+            bound_s = bound(space, planned, labels)
+            assert 0.0 < bound_s <= optimum * (1 + 1e-7)
         assert optimum <= planned * (1 + 1e-7)
 
 
@@ -101,18 +101,18 @@ def test_no_random_plan_of_a_larger_network_is_below_the_bound(seed: int) -> Non
     for rate in RATES:
         space = Space(model, [rate])
         planned = plan_table(space, effort=Effort(seconds=60.0, evaluations=40)).predicted_s[0]
-        found = bound(space, planned, labels=300)
-        assert found <= planned * (1 + 1e-7)
+        bound_s = bound(space, planned, labels=300)
+        assert bound_s <= planned * (1 + 1e-7)
         for attempt in range(15):
             for make in (random_plan, random_split):
                 plan = make(located, random.Random(100 * seed + attempt))
-                assert found <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
+                assert bound_s <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
 
 
 @pytest.fixture(scope="module")
 def compiled() -> None:
     try:
-        library()
+        load_library()
     except Unsupported as why:
         pytest.skip(str(why))
 
@@ -136,15 +136,15 @@ def test_no_plan_of_a_larger_network_is_below_the_bound_by_clocks(seed: int, com
     for rate in RATES:
         space = Space(model, [rate])
         planned = plan_table(space, effort=Effort(seconds=60.0, evaluations=40)).predicted_s[0]
-        found = Clocks(Counts(space, rate)).least_makespan(3.0 * planned, most=8)
-        assert 0.0 < found <= planned * (1 + 1e-7)
+        bound_s = Clocks(Counts(space, rate)).least_makespan(3.0 * planned, most=8)
+        assert 0.0 < bound_s <= planned * (1 + 1e-7)
         for attempt in range(8):
             for make in (random_plan, random_split):
                 plan = make(located, random.Random(100 * seed + attempt))
-                assert found <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
+                assert bound_s <= simulate_plan(plan, model, rate).makespan_s * (1 + 1e-7)
 
 
-def test_blocks_and_runs_are_found(compiled: None) -> None:
+def test_blocks_and_runs_are_recognised(compiled: None) -> None:
     chain = Chain(rand(1, 2, 12, 3))
     entry = chain.call("aten.conv2d.default", chain.tail, rand(2, 2, 3, 1), None, [1, 1], [1, 0])
     made = chain.call("aten.conv2d.default", Ref(entry), rand(2, 2, 3, 1), None, [1, 1], [1, 0])
@@ -184,11 +184,11 @@ def test_blocks_whose_projection_comes_first_are_followed(compiled: None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("early", "beside", "least", "median"),
+    ("early", "parallel", "least", "median"),
     [(False, False, 0.95, 0.99), (False, True, 0.88, 0.92), (True, True, 0.78, 0.95)],
 )
 def test_rows_of_a_skip_that_the_server_lacks_are_sent(
-    early: bool, beside: bool, least: float, median: float, compiled: None
+    early: bool, parallel: bool, least: float, median: float, compiled: None
 ) -> None:
     """A wide skip over a narrow branch: what is handed over inside costs little, the skip much. A bound that forgets
     the skip, or gives the server its rows or those of its operators for nothing, has smaller shares."""
@@ -199,7 +199,7 @@ def test_rows_of_a_skip_that_the_server_lacks_are_sent(
         skip = Ref(chain.call("aten.conv2d.default", skip, rand(8, 8, 1, 1), None, [1, 1], [0, 0]))
     chain.call("aten.conv2d.default", Ref(entry), rand(1, 8, 1, 1), None, [1, 1], [0, 0])
     made = chain.call("aten.conv2d.default", chain.tail, rand(8, 1, 1, 1), None, [1, 1], [0, 0])
-    if beside and not early:
+    if parallel and not early:
         skip = Ref(chain.call("aten.conv2d.default", skip, rand(8, 8, 1, 1), None, [1, 1], [0, 0]))
     chain.call("aten.add.Tensor", Ref(made), skip)
     located = analyse_locality(chain.finish(), {0: 2})
@@ -228,13 +228,13 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
     robot = tuple(OperatorCost(5.0, 5.0) for _ in located.operators)
     space = Space(CostModel(located, robot, server, link=LinkCosts(0.002, 0.0)), [1e4])
     best = float(space.score_recuts(space.server_only).makespan_s[0])
-    found = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
-    assert found == pytest.approx(best, rel=1e-3)
-    assert found <= best * (1 + 1e-9)
+    bound_s = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
+    assert bound_s == pytest.approx(best, rel=1e-3)
+    assert bound_s <= best * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("gaps", "asked"),
+    ("gaps", "expected"),
     [
         ([0.03], [0]),
         ([0.05, 0.03], [0, 48]),
@@ -243,19 +243,19 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
         ([0.2], [0]),
     ],
 )
-def test_more_clocks_are_kept_where_few_nearly_reach(
-    gaps: List[float], asked: List[int], compiled: None, monkeypatch: pytest.MonkeyPatch
+def test_more_clocks_are_retained_where_few_nearly_reach(
+    gaps: List[float], expected: List[int], compiled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     space = Space(model_of(network(3, rows=12, operators=6), 3), [300.0])
-    kept: List[int] = []
+    limits: List[int] = []
 
-    def told(clocks: Clocks, target: float, most: int = 0) -> float:
-        kept.append(most)
-        return target * 1.03 / (1.0 + gaps[len(kept) - 1])
+    def note_limit(clocks: Clocks, target: float, most: int = 0) -> float:
+        limits.append(most)
+        return target * 1.03 / (1.0 + gaps[len(limits) - 1])
 
-    monkeypatch.setattr(Clocks, "least_makespan", told)
+    monkeypatch.setattr(Clocks, "least_makespan", note_limit)
     improve_and_bound(space, plan_table(space, "server_only"), Limits(labels=100))
-    assert kept == asked
+    assert limits == expected
 
 
 def test_more_labels_never_loosen_the_bound() -> None:
@@ -265,7 +265,7 @@ def test_more_labels_never_loosen_the_bound() -> None:
     assert 0.0 < few < many
 
 
-def test_a_certificate_is_within_the_gap_that_was_asked_for() -> None:
+def test_a_certificate_is_within_the_gap_that_was_requested() -> None:
     """Convolutions on a robot that would take far too long: the server's own plan is the best, and that is shown."""
     chain = Chain(rand(1, 2, 24, 3))
     for _ in range(6):
@@ -279,13 +279,13 @@ def test_a_certificate_is_within_the_gap_that_was_asked_for() -> None:
     assert gap <= 0.03 + 1e-9
 
 
-def test_what_is_left_out_of_the_potentials_does_not_change_what_is_found() -> None:
+def test_omitted_potentials_do_not_change_the_result() -> None:
     """With nothing but the tails themselves, the search is exhaustive: potentials must not cut what is below."""
     for seed in range(6):
         space = Space(model_of(network(seed, rows=4, operators=5), seed), [300.0])
         counts = Counts(space, 300.0)
         target = float(space.score_recuts(space.device_only).makespan_s[0]) * 1.5
-        plain = Search(counts, target, 10**9, 0.0, potentials(counts, []))
+        plain = Search(counts, target, 10**9, 0.0, make_potentials(counts, []))
         guided = Search(counts, target, 10**9, 0.0)
         assert guided.run() == pytest.approx(plain.run(), rel=1e-9)
         assert plain.best < target

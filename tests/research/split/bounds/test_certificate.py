@@ -14,7 +14,7 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.shares import find_waists
 from edge_offload.split.planners.space import Recut, Space
 from edge_offload.split.planners.table import Effort, plan_table
-from edge_offload_research.split.bounds.certificate import TOLERANCE, certify
+from edge_offload_research.split.bounds.certificate import TOLERANCE, certify_table
 from tests.split.split_chains import Chain
 
 
@@ -97,16 +97,16 @@ def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flip
     space = space_of(0)
     place = find_waists(space.located)[-1].after
     end = Recut(space.last, 0.0)
-    own = space.split_ranges((Recut(place, 0.5, flipped), end))
+    ranges = space.split_ranges((Recut(place, 0.5, flipped), end))
     robot, server = space.split_ranges((Recut(place, 0.5, flipped, fixed_share=True), end))
     halos = 0
     for index, (low, high) in server.items():
         length = space.located.operators[index].length
         if index <= place:
             assert (high <= length - length // 2) if flipped else (low >= length // 2)
-            halos += own[1][index][1] - own[1][index][0] - (high - low)
-            assert robot[index][0] <= own[0][index][0]
-            assert own[0][index][1] <= robot[index][1], "its own halos, too"
+            halos += ranges[1][index][1] - ranges[1][index][0] - (high - low)
+            assert robot[index][0] <= ranges[0][index][0]
+            assert ranges[0][index][1] <= robot[index][1], "its own halos, too"
     assert halos > 0
     check_plan(complete_plan(space.located, robot, server, identity=space.identity), space.located, space.identity)
 
@@ -117,7 +117,7 @@ def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flip
 def test_gap_is_the_distance_from_the_best_of_the_family(seed: int, kind: str, name: str) -> None:
     space, objective = space_of(seed), Objective(kind, deadline_s=2.0)
     table = plan_table(space, name, objective, Effort(seconds=60.0, evaluations=60))
-    gaps = certify(Space(space.model, space.bandwidths), table, objective)
+    gaps = certify_table(Space(space.model, space.bandwidths), table, objective)
     best = every_replicated_split(space, objective)
     for index, gap in enumerate(gaps):
         cost = objective.compute_cost(table.predicted_s[index], table.predicted_j[index])
@@ -132,4 +132,4 @@ def test_gap_is_the_distance_from_the_best_of_the_family(seed: int, kind: str, n
 def test_the_default_planner_is_within_the_required_three_percent(seed: int) -> None:
     space = space_of(seed)
     table = plan_table(space, "loss_beam", effort=Effort(seconds=60.0, evaluations=400))
-    assert max(certify(Space(space.model, space.bandwidths), table, Objective())) <= 0.03
+    assert max(certify_table(Space(space.model, space.bandwidths), table, Objective())) <= 0.03

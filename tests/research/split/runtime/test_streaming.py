@@ -36,13 +36,13 @@ def plan(network):
 @pytest.mark.parametrize("waves", [2, 3, 5])
 @pytest.mark.parametrize("depth", [1, 4, 100])
 def test_a_streamed_plan_is_exact_and_computes_each_row_once(network, plan, waves, depth):
-    found = stream_plan(plan, network.located, waves, depth)
-    check_plan(found, network.located, sequence_hash(network.program.sequence))
-    assert len(found.transfers_from(Side.ROBOT)) == waves
-    assert len(found.server) > len(plan.server)
-    assert merge_steps(found.server) == merge_steps(plan.server)
+    streamed = stream_plan(plan, network.located, waves, depth)
+    check_plan(streamed, network.located, sequence_hash(network.program.sequence))
+    assert len(streamed.transfers_from(Side.ROBOT)) == waves
+    assert len(streamed.server) > len(plan.server)
+    assert merge_steps(streamed.server) == merge_steps(plan.server)
     want = split_nets.pictures(2).eval()(PICTURE)
-    got = run_plan(found, network.located, network.program.constants, [PICTURE])
+    got = run_plan(streamed, network.located, network.program.constants, [PICTURE])
     for one, other in zip(got, want):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 

@@ -28,16 +28,16 @@ def divided():
 
 
 @pytest.mark.process
-def test_a_link_of_half_the_rate_takes_twice_as_long_and_both_sides_compute(divided):
+def test_a_link_of_half_the_rate_needs_twice_the_time_and_both_sides_compute(divided):
     network, plan = divided
-    found = {}
+    uplink_s = {}
     for rate in (2e6, 1e6):
         line, seconds = measure_timeline(plan, network, network.inputs, rate, LinkCosts(latency_s=0.0), repeats=1)
         assert seconds == [line.makespan_s]
         assert {span.row for span in line.spans} == {"robot", "uplink", "server", "downlink"}
         assert all(0 <= span.start_s <= span.end_s <= line.makespan_s for span in line.spans)
-        found[rate] = sum(span.end_s - span.start_s for span in line.spans if span.row == "uplink")
-    assert found[1e6] == pytest.approx(2 * found[2e6], rel=0.2)
+        uplink_s[rate] = sum(span.end_s - span.start_s for span in line.spans if span.row == "uplink")
+    assert uplink_s[1e6] == pytest.approx(2 * uplink_s[2e6], rel=0.2)
 
 
 def test_shares_of_a_timeline():
@@ -50,7 +50,7 @@ def test_shares_of_a_timeline():
         ),
     )
     assert line.overlap_ratio == pytest.approx(0.1)
-    assert [line.idle(side) for side in Side] == pytest.approx([0.4, 0.8])
+    assert [line.idle_share(side) for side in Side] == pytest.approx([0.4, 0.8])
 
 
 @pytest.mark.process
