@@ -125,7 +125,7 @@ class _Bench:
         with Process(command, {**ONE_THREAD, "CUDA_VISIBLE_DEVICES": "" if not address else "0"}) as program:
             code = program.end(LONGEST_S)
             if code != 0:
-                raise RemoteError(f"the program ended with code {code}: {program.said()[-500:]}")
+                raise RemoteError(f"the program ended with code {code}: {program.read_stderr()[-500:]}")
             answer: Dict[str, Any] = json.loads(program.lines[-1])
         self._digest = self._digest or answer["digest"]
         if answer["digest"] != self._digest:
@@ -143,7 +143,7 @@ def emulated(address: str, link: Optional[Tuple[float, float]]) -> Iterator[str]
         yield address
         return
     mbps, rtt_ms = link
-    trace, delay_s = Trace.constant(mbps * BYTES_PER_MBIT), rtt_ms / 2e3
+    trace, delay_s = Trace.constant_trace(mbps * BYTES_PER_MBIT), rtt_ms / 2e3
     with Emulator("127.0.0.1:0", address, Link("bench", trace, trace, delay_s, delay_s)) as emulator:
         yield emulator.address
 
