@@ -65,7 +65,7 @@ def test_the_memory_for_one_line_is_bounded():
 
         def readline(self, size=-1):
             Endless.largest = max(Endless.largest, size)
-            self.remaining = getattr(self, "left", 200) - 1
+            self.remaining = getattr(self, "remaining", 200) - 1
             return "x" * size if self.remaining else ""
 
     reading = Reading()
