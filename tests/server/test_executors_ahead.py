@@ -45,8 +45,12 @@ def ask(client, kind, buffers=(), **body):
 
 
 def workers():
-    children = psutil.Process().children(recursive=True)
-    return {each.pid for each in children if "execute.session.worker" in " ".join(each.cmdline())}
+    present = set()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "execute.session.worker" in " ".join(each.cmdline()):
+                present.add(each.pid)
+    return present
 
 
 @pytest.fixture
