@@ -15,7 +15,7 @@ from edge_offload.execute.engines.base import Engine
 Tensors = Tuple[torch.Tensor, ...]
 
 
-class Owner(Protocol):
+class EngineOwner(Protocol):
     """Runs an engine and closes it."""
 
     def run(self, inputs: Sequence[torch.Tensor], timeout_s: float) -> Tensors:
@@ -82,7 +82,7 @@ class EngineThread:
             del work, inputs, answer
 
 
-def load_engine(load: Callable[[], Engine], failed: str, own_thread: bool = True) -> Owner:
+def load_engine(load: Callable[[], Engine], failed: str, own_thread: bool = True) -> EngineOwner:
     """Loads an engine; raises Unsupported, with a message that begins with ``failed``, if ``load`` fails."""
     try:
         if not own_thread:

@@ -33,7 +33,7 @@ from edge_offload.execute.engines.base import (
 )
 from edge_offload.execute.engines.cache import EngineCache, EngineEntry, key_of
 from edge_offload.execute.engines.export import export_onnx, network_identity
-from edge_offload.execute.engines.owners import Owner, Tensors, load_engine
+from edge_offload.execute.engines.owners import EngineOwner, Tensors, load_engine
 from edge_offload.execute.tensors import Specs, specs_of
 
 #: Real inputs on which engine and torch both compute before the engine takes over.
@@ -129,7 +129,7 @@ class Seat:
 
     def prepare_engine(
         self, specs: Specs, inputs: Sequence[torch.Tensor], want: Tensors, threads: int
-    ) -> Tuple[Owner, str]:
+    ) -> Tuple[EngineOwner, str]:
         """Loads an engine, on a thread of its own, that gave ``want`` for ``inputs``; returns it with its label.
 
         It has given what torch gives on noise as well; one that was kept did so when it was built.
@@ -138,7 +138,7 @@ class Seat:
             EdgeOffloadError: there can be none; the message says why.
         """
         backend = self.backend
-        owner: Owner
+        owner: EngineOwner
         if isinstance(backend, Direct):
             attach = functools.partial(backend.capture, self._run_eagerly, inputs)
             owner = load_engine(attach, "it cannot be captured", backend.own_thread)
@@ -162,7 +162,7 @@ class Seat:
 
     def _load_or_build(
         self, backend: Built, specs: Specs, inputs: Sequence[torch.Tensor], threads: int
-    ) -> Tuple[Owner, EngineEntry]:
+    ) -> Tuple[EngineOwner, EngineEntry]:
         """A loaded engine and the cache's entry of it, built where there is none."""
         network_key = network_identity(self._network, specs)
         made: Dict[str, Any] = {
@@ -175,7 +175,7 @@ class Seat:
             document = export_onnx(self._network, inputs, backend.export_dtype())
             network_key = hashlib.sha256(document).hexdigest()
         key = key_of({**made, "network": network_key, "inputs": [spec.to_dict() for spec in specs]})
-        new: List[Owner] = []
+        new: List[EngineOwner] = []
 
         def build_entry() -> EngineEntry:
             onnx = document if document is not None else export_onnx(self._network, inputs, backend.export_dtype())
@@ -198,13 +198,13 @@ class Seat:
             self._cache.delete_entry(key)
             raise
 
-    def _wrong_on_noise(self, owner: Owner, inputs: Sequence[torch.Tensor]) -> str:
+    def _wrong_on_noise(self, owner: EngineOwner, inputs: Sequence[torch.Tensor]) -> str:
         noise = _noise_like(inputs)
         with torch.inference_mode():
             want = self._run_eagerly(noise)
         return self._find_error(owner, noise, want)
 
-    def _find_error(self, owner: Owner, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
+    def _find_error(self, owner: EngineOwner, inputs: Sequence[torch.Tensor], want: Tensors) -> str:
         """Describes how an engine misses ``want``; empty: it does not."""
         return find_mismatch(want, owner.run(inputs, 600.0), TOLERANCE[self.backend.accuracy])
 
@@ -223,7 +223,7 @@ class _EngineForShape:
         self._started_s = 0.0
         self._eager_s = 0.0
         self._trials = TRIALS
-        self._owner: Optional[Owner] = None
+        self._owner: Optional[EngineOwner] = None
         self._loaded = ""
         self._reason = ""
         self._amber = False
