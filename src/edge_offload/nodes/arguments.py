@@ -313,6 +313,10 @@ def list_faults(given: Sequence[str]) -> List[str]:
     )
 
 
+#: The name of the first release.
+faults = list_faults
+
+
 def _check_config(given: Sequence[str]) -> List[str]:
     """Parameters in the file that ``config`` names, of the launch files that are named."""
     values = parse_arguments(given)
