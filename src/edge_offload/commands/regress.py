@@ -33,8 +33,9 @@ from edge_offload.dashboard.progress import PROGRESS
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
 
+#: Differences that are printed at most.
 SHOWN = 20
-#: What a node writes that ends before it has begun, or while it steps, with the colours of rospy's log on a screen.
+#: Error line of a node that ends at its start or while it runs. Colour codes of rospy's log (ESC …) end the cause.
 CANNOT_START = re.compile(r"cannot (start|go on): ([^\x1b\n]*)")
 
 
@@ -57,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.bag.is_file():
         raise BadInput(f"no bag file {args.bag}")
-    strange = [item for item in args.launch if ":=" not in item]
-    if strange:
-        raise BadInput(f"unknown argument {strange[0]}", remedy="launch arguments look like mode:=server")
+    malformed = [item for item in args.launch if ":=" not in item]
+    if malformed:
+        raise BadInput(f"unknown argument {malformed[0]}", remedy="launch arguments look like mode:=server")
     if args.update:
         check_output(args.golden)
     expected = None if args.update else regression.load_golden(args.golden)
@@ -103,13 +104,13 @@ def step(args: argparse.Namespace) -> Dict[str, Any]:
             "PWD": os.getcwd(),
             "EDGE_OFFLOAD_PYTHON": os.environ.get("EDGE_OFFLOAD_PYTHON") or sys.executable,
         }
-        text = _run_command(command, environment)
+        log = _run_command(command, environment)
         if not out.is_file():
-            causes = CANNOT_START.findall(text)
+            causes = CANNOT_START.findall(log)
             if causes:
                 verb, cause = causes[0]
                 raise EdgeOffloadError(f"a node cannot {verb}: {cause}")
-            sys.stderr.write("\n".join(text.splitlines()[-30:]) + "\n")
+            sys.stderr.write("\n".join(log.splitlines()[-30:]) + "\n")
             raise EdgeOffloadError("the run wrote no outcome", remedy="its last lines are above")
         return regression.load_golden(out)
 
@@ -118,9 +119,9 @@ def _run_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Run ``command`` to its end, pass its lines of progress on, and return the others."""
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as running:
+    ) as process:
         lines = []
-        for line in running.stdout or ():
+        for line in process.stdout or ():
             if line.startswith(PROGRESS):
                 print(f"edge-offload regress: {line[len(PROGRESS) :].rstrip()}", file=sys.stderr, flush=True)
             else:

@@ -29,9 +29,9 @@ from edge_offload.outputs import add_output
 from edge_offload.subcommands import count, options, positive, some
 
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
-#: Asks a server to drain.
+#: Signal on which a server drains: it answers what is in flight and ends.
 DRAIN_SIGNAL = signal.SIGUSR1
-#: Seconds that a server may take for it.
+#: Seconds that ``--drain`` waits for the server's end.
 DRAIN_S = 20.0
 
 
@@ -186,9 +186,9 @@ def run(args: argparse.Namespace) -> int:
         stack.enter_context(Collector().running())
         if args.announce:
             stack.enter_context(contextlib.closing(discovery.announce_server(server.address)))
-        # one line on stdout that programs can wait for; everything else goes to stderr
         if server.engine != "eager":
             print_progress(f"engine: {server.engine}")
+        # the only line on stdout: programs wait for it
         print(f"listening on {server.address} device {server.device} pid {os.getpid()}", flush=True)
         while not stop.wait(args.status_every or None):
             print_progress(status_line(server.status()))
@@ -241,9 +241,9 @@ def drain(bind: str) -> int:
 
     _, port = split_address(bind)
     listening = {
-        each.pid
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid
     }
     servers = [process for process in map(psutil.Process, listening) if "serve" in process.cmdline()]
     if len(servers) != 1:

@@ -10,8 +10,9 @@ import torch
 
 from edge_offload.errors import Unsupported
 
-#: Between two processes only: a call waits for the other side, where a program counts on going on.
-_SENDING = ("send", "recv_", "recv_any_source_")
+#: Refused: programs expect these to return at once, but :func:`_compute_on_host` would wait for the peer.
+_POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
+#: Holds the registered kernels: torch drops them with this object.
 _registered: Optional[torch.library.Library] = None
 
 
@@ -28,17 +29,20 @@ def register_collectives() -> None:
 
 
 def _replace_kernels(library: torch.library.Library) -> None:
-    for full in torch._C._dispatch_get_all_op_names():
-        name = full.partition("::")[2]
-        if not full.startswith("c10d::") or "." in name:
+    """Register a CUDA kernel for each operator of ``c10d`` that takes tensors."""
+    for qualified_name in torch._C._dispatch_get_all_op_names():
+        name = qualified_name.partition("::")[2]
+        if not qualified_name.startswith("c10d::") or "." in name:
             continue
         op = getattr(torch.ops.c10d, name).default
         if any("Tensor" in str(argument.type) for argument in op._schema.arguments):
-            library.impl(name, _refusing_kernel(name) if name in _SENDING else functools.partial(_on_host, op), "CUDA")
+            kernel = _refusing_kernel(name) if name in _POINT_TO_POINT else functools.partial(_compute_on_host, op)
+            library.impl(name, kernel, "CUDA")
 
 
-def _on_host(op: Any, *args: Any) -> Any:
-    """Call ``op`` with copies in this machine's memory, wait for it, and write its results to the device."""
+def _compute_on_host(op: Any, *args: Any) -> Any:
+    """Call ``op`` with host copies of its tensors, wait for it, and copy what it wrote back to the device."""
+    # (tensor on the device, its copy on the host, whether op writes to it)
     copies: List[Tuple[torch.Tensor, torch.Tensor, bool]] = []
 
     def copy_to_host(value: Any, written: bool) -> Any:
@@ -48,18 +52,19 @@ def _on_host(op: Any, *args: Any) -> Any:
         return [copy_to_host(item, written) for item in value] if isinstance(value, (list, tuple)) else value
 
     names = [argument.name for argument in op._schema.arguments]
+    # the schemas of c10d do not mark written arguments: their names tell
     results = op(*(copy_to_host(value, name.startswith(("output", "tensors"))) for name, value in zip(names, args)))
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if isinstance(result, torch.ScriptObject):
             result.wait()  # type: ignore[attr-defined]
     with torch.no_grad():
-        for ours, copy, written in copies:
+        for on_device, on_host, written in copies:
             if written:
-                ours.copy_(copy)
+                on_device.copy_(on_host)
 
     def restore_tensors(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return next((ours for ours, copy, _ in copies if copy.is_set_to(value)), value)
+            return next((on_device for on_device, on_host, _ in copies if on_host.is_set_to(value)), value)
         return type(value)(restore_tensors(item) for item in value) if isinstance(value, (list, tuple)) else value
 
     return restore_tensors(results)
@@ -76,22 +81,23 @@ def _refusing_kernel(name: str) -> Callable[..., Any]:
 
 
 def _refuse_nccl() -> None:
-    """NCCL computes on GPUs of this machine: refuse it by name; a group of any backend is one of gloo."""
+    """Replace the functions that make groups by ones that refuse NCCL, since it needs GPUs of this machine."""
     module = torch.distributed.distributed_c10d
     for name in ("init_process_group", "new_group"):
-        made = getattr(module, name)
-        checked = _without_nccl(made, name)
-        for place in (module, torch.distributed):
-            if getattr(place, name, None) is made:
-                setattr(place, name, checked)
+        original = getattr(module, name)
+        checked = _without_nccl(original, name)
+        for namespace in (module, torch.distributed):
+            if getattr(namespace, name, None) is original:
+                setattr(namespace, name, checked)
 
 
 def _without_nccl(make: Callable[..., Any], name: str) -> Callable[..., Any]:
-    place = 0 if name == "init_process_group" else 2
+    """Return ``make`` without NCCL; where ``init_process_group`` is given no backend, it takes gloo."""
+    position = 0 if name == "init_process_group" else 2  # of the argument ``backend``
 
     @functools.wraps(make)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        backend = args[place] if len(args) > place else kwargs.get("backend")
+        backend = args[position] if len(args) > position else kwargs.get("backend")
         if "nccl" in str(backend).lower():
             raise Unsupported(
                 f"torch.distributed.{name}: NCCL joins GPUs of this machine, and the virtual device is none",

@@ -1,4 +1,4 @@
-"""From the launcher's settings to a session on a server, with words for the user on the way."""
+"""Opens a program's session on a server: the launcher's settings, the connection, and notices for the user."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
 FAIL, LOCAL, LATER = "fail", "local", "later"
-#: What happens when there is no server at the start: the program ends with an error; an executor process on this
-#: machine takes its place; or the program starts, and asks for the connection by itself.
+#: What the program does without a server at its start, in this order: it ends with an error; an executor process on
+#: this machine computes; it starts, and connects later by itself.
 ABSENT: Tuple[str, ...] = (FAIL, LOCAL, LATER)
 
-#: A lossless codec for each array.
+#: Setting that chooses a lossless codec for each array.
 AUTO = "auto"
 
 END = "end"
@@ -29,10 +29,10 @@ END = "end"
 LOST: Tuple[str, ...] = (LOCAL, END)
 
 EXACT, NEVER_DERIVE = "known", "ask"
-#: Shapes of results: derived here where that is exact, or requested from the server every time.
+#: Where shapes of results come from: derived here where that is exact, or requested from the server for each call.
 SHAPES: Tuple[str, ...] = (EXACT, NEVER_DERIVE)
 
-#: Entries of a fingerprint that the version of torch decides.
+#: Keys of a fingerprint whose values depend on the release of torch.
 TORCH = ("torch", "torch_build")
 
 
@@ -41,17 +41,17 @@ class ExecSettings:
     """Settings that the launcher hands to the program, in environment variables.
 
     Attributes:
-        mode: how calls travel.
+        mode: value of a :class:`~edge_offload.mode.Mode`.
         server: ``tcp://host:port``, several with commas, or empty for an executor process on this machine.
         keys: key directory; empty: the user's.
         codec: payload codec; ``auto`` is lossless.
         absent: one of :data:`ABSENT`.
         lost: one of :data:`LOST`.
-        wait_s: how long the start waits for the server.
-        resume_s: how long a broken connection may take to come back.
-        device, threads: of the executor on this machine.
+        wait_s: timeout of the first connection (seconds).
+        resume_s: how long a broken connection may take to come back (seconds).
+        device, threads: device and CPU threads of the executor on this machine; 0 threads: torch's default.
         tally: file for what the run cost, written when the program ends; empty: none.
-        slowdown: in mode split, a robot that is so many times slower is emulated.
+        slowdown: factor by which mode split emulates a slower robot; 1: none.
         shapes: one of :data:`SHAPES`.
     """
 
@@ -106,14 +106,17 @@ def check_settings(settings: ExecSettings) -> None:
             keys.server_public(address)
 
 
+#: Client that :func:`dial_server` has started, until :func:`connect` takes it over.
 _dialled: Optional[Client] = None
 
 
 def dial_server(settings: ExecSettings) -> None:
-    """Begins to connect, for :func:`connect`: the server starts an executor while this process imports torch.
+    """Starts the client that :func:`connect` takes over, unless the settings need no connection at the start.
+
+    The server then starts an executor while this process imports torch.
 
     Raises:
-        BadInput: no key is known.
+        BadInput: no key is known for the server.
     """
     global _dialled
     if settings.server and settings.mode not in ("split", "local") and settings.absent != LATER:
@@ -132,7 +135,11 @@ def connect(settings: ExecSettings) -> LinkRemote:
     """Opens a session on the server.
 
     Raises:
-        BadInput, Refused, LinkLost: no key is known, the server said no, there is none.
+        BadInput: no key is known for the server.
+        Refused: the server refuses the session.
+        LinkLost: no server answered in time.
+        ProtocolError: the server sent no valid list of its operators.
+        TimeoutError: that list did not come in time (:class:`concurrent.futures.TimeoutError`).
     """
     global _dialled
     client, _dialled = _dialled or _start_client(settings), None
@@ -155,11 +162,11 @@ def connect(settings: ExecSettings) -> LinkRemote:
 
 
 def report_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
-    """Reports why results of this server may differ from this machine's, and a remedy; nothing if they are equal.
+    """Notifies the user why results of this server may differ from this machine's, with a remedy, if they may.
 
     Args:
-        welcome: of the server.
-        threads: with which an executor of this machine computes; 0: as this process does.
+        welcome: the server's first message, with its fingerprint.
+        threads: CPU threads of an executor on this machine; 0: those of this process.
     """
     from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
 
@@ -176,10 +183,11 @@ def report_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
 
 
 def other_operators(client: Client) -> Dict[str, str]:
-    """Operators of this torch that the server's lacks or has otherwise, each with the reason.
+    """Operators that the server's torch lacks or defines differently, each with the reason why it is refused.
 
     Raises:
-        LinkLost, ProtocolError: the server did not say.
+        LinkLost: the connection broke.
+        ProtocolError: the server sent no valid list of its operators.
     """
     import torch
 
@@ -191,29 +199,29 @@ def other_operators(client: Client) -> Dict[str, str]:
     if server_torch == str(torch.__version__):
         return {}
 
-    def request_checksums(**what: Any) -> Dict[str, int]:
-        reply = client.request(SCHEMAS, what, timeout_s=30.0).result(31.0)
+    def request_checksums(**body: Any) -> Dict[str, int]:
+        reply = client.request(SCHEMAS, body, timeout_s=30.0).result(31.0)
         if len(reply.buffers) != 1:
             raise ProtocolError("the server did not say which operators it has")
         return checksums.unpack_table(bytes(reply.buffers[0]))
 
     ours, theirs = checksums.checksum_table(), request_checksums()
     differing = checksums.differing_operators(ours, theirs)
-    if differing:  # of these the server's torch may have but appended arguments
+    if differing:  # some may differ only in arguments with defaults, which the server's torch has appended
         older = request_checksums(older=differing)
         theirs.update({name: older[name] for name in differing if older.get(name) == ours[name]})
     return checksums.refused_operators(ours, theirs, str(server_torch))
 
 
 class UploadProgress:
-    """Reports the upload of weights: every ``every_s`` seconds, once it takes longer than that."""
+    """Notifies the user every ``every_s`` seconds while weights are uploaded."""
 
     def __init__(self, every_s: float = 2.0) -> None:
         self._every_s = every_s
         self._reported_s = 0.0
 
     def __call__(self, weights: Weights) -> None:
-        """Reports if it is time to."""
+        """Reports the progress, at most every ``every_s`` seconds."""
         now = time.monotonic()
         if now - max(self._reported_s, weights.started_s) < self._every_s:
             return

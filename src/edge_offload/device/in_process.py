@@ -1,7 +1,7 @@
-"""The device whose calls this process computes: what stands where a recorder and a connection are elsewhere.
+"""Stand-ins for the recorder and the connection of the virtual device, where this process computes its calls.
 
-Nothing is recorded and nothing travels: every storage of the device has memory of this process behind it, and a call
-is computed on it at once (native/computing.h). For programs that run without a server, on a machine without a GPU.
+Nothing is recorded or sent. Each storage of the device has memory in this process, and each call is computed on it at
+once (native/computing.h). Programs use this without a server, on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_offload.replay.exchange import ExchangeCounters
 
 
 class NoRemote(Remote):
-    """Remote of a device that this process computes: nothing is sent."""
+    """Remote of a device whose calls this process computes: nothing is sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,12 @@ class NoRemote(Remote):
 
 
 class NoRecorder:
-    """Handler of the native device where nothing is recorded."""
+    """Handler of the native device that records nothing.
+
+    Attributes:
+        mode, failed, learning_s: constants in place of the state of a :class:`~edge_offload.replay.recorder.Recorder`.
+        counters: messages and bytes over the link, which stay 0.
+    """
 
     mode = Mode.LOCAL
     failed = False
@@ -47,4 +52,4 @@ class NoRecorder:
         self.counters = ExchangeCounters()
 
     def query(self) -> None:
-        """A device query of the program costs nothing."""
+        """Does nothing: a device query of the program needs no round trip here."""

@@ -1,7 +1,7 @@
-"""What modes with a server share: handles that are opened, retried and refused in the background.
+"""Handles of modes that need a server: they are opened, and opened again after a failure, in the background.
 
-Opening takes seconds and may be refused, and the connection may break at any time. No frame waits for any of it: a
-frame asks whether its handle is there, and gets the reason why it is not.
+Opening takes seconds and may be refused, and the connection may break at any time. No frame waits for any of it: it
+gets an open handle, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edge_offload.link.transport.replies import LinkState
 
 Key = TypeVar("Key", bound=Hashable)
 Opened = TypeVar("Opened")
-#: Called with what is being done, in words.
+#: Called with the present step of opening, in words; raises :class:`.background.Ended` where it is to stop.
 Progress = Callable[[str], None]
-#: Opens something; raises EdgeOffloadError with the reason why it cannot.
+#: Opens a handle; raises EdgeOffloadError with the reason if it cannot.
 Work = Callable[[Progress], Opened]
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Opening(Generic[Opened]):
-    """A handle on its way to being open, or open, on one connection."""
+    """A handle that is open on one connection, is being opened, or could not be.
+
+    Attributes:
+        connection: number of the connection; -1: there was none when the handle was requested.
+        handle: None while it is not open.
+        problem: why it was not opened; empty: no failure.
+        retry_s: after a failure, when it is opened again (monotonic seconds).
+        doing: the present step of opening, in words.
+        prepare: see :meth:`Handles.unavailable_reason`.
+    """
 
     connection: int
     handle: Optional[Opened] = None
@@ -42,15 +51,15 @@ class _Opening(Generic[Opened]):
 
 
 class Handles(Generic[Key, Opened]):
-    """The handles of one mode, by what they are opened for (the shapes of inputs). Thread-safe.
+    """The handles of one mode; their keys are the shapes of inputs. Thread-safe.
 
     Args:
-        client: the link, owned by someone else.
-        subject: what is opened, in words.
-        close: gives up a handle of the connection that stands.
-        retry_s: seconds until the next attempt, by how often it was refused in a row; never while None.
-        most: handles that are kept; one more closes the oldest.
-        report: hears why one was not opened.
+        client: the link, which the caller closes.
+        subject: what is opened, for messages.
+        close: closes a handle on the server; called only while the connection of the handle stands.
+        retry_s: seconds until the next attempt, from the number of failures in a row.
+        most: most handles at once; one more closes the oldest.
+        report: called with the reason why a handle was not opened.
     """
 
     def __init__(
@@ -62,23 +71,24 @@ class Handles(Generic[Key, Opened]):
         most: int = 8,
         report: Callable[[str], None] = _log.warning,
     ) -> None:
-        self._client, self._subject, self._give_up = client, subject, close
+        self._client, self._subject, self._close_handle = client, subject, close
         self._retry_s, self._most, self._report = retry_s, most, report
         self._openings: Dict[Key, _Opening[Opened]] = {}
         self._refusals: Dict[Key, int] = {}
-        self._paused_s, self._pause_reason = 0.0, ""
-        self._over: Future[None] = Future()
+        self._paused_until_s, self._pause_reason = 0.0, ""
+        self._closed: Future[None] = Future()
         self._lock = threading.Lock()
 
     def unavailable_reason(self, key: Key, prepare: Callable[[], Work[Opened]]) -> Optional[str]:
         """Return why there is no handle for ``key`` now; None when there is. Never blocks.
 
         Args:
-            key: what it is opened for.
-            prepare: called here when opening is to begin; gives what then opens it in a thread of its own.
+            key: of the handle.
+            prepare: called on this thread before opening begins; returns the work that opens the handle in the
+                background.
         """
         connection = self._connection()
-        if self._over.done():
+        if self._closed.done():
             return f"{self._subject} was given up"
         if self._client.state is not LinkState.READY:
             with self._lock:
@@ -90,12 +100,12 @@ class Handles(Generic[Key, Opened]):
             if opening is None or opening.connection != connection or due:
                 opening = self._openings[key] = _Opening(connection, prepare=prepare)
                 self._close_oldest()
-                background.start("edge-offload-open", self._open, key, opening, prepare(), over=self._over)
+                background.start("edge-offload-open", self._open, key, opening, prepare(), over=self._closed)
             if opening.problem:
                 return opening.problem
             if opening.handle is None:
                 return f"{self._subject} is being opened" + (f": {opening.doing}" if opening.doing else "")
-            return self._pause_reason if time.monotonic() < self._paused_s else None
+            return self._pause_reason if time.monotonic() < self._paused_until_s else None
 
     def get(self, key: Key) -> Optional[Opened]:
         """The handle for ``key``, if it is open."""
@@ -104,7 +114,7 @@ class Handles(Generic[Key, Opened]):
             return None if opening is None else opening.handle
 
     def replace(self, key: Key, handle: Opened) -> None:
-        """Set the handle for ``key``, which is open."""
+        """Replace the open handle for ``key``."""
         with self._lock:
             self._openings[key].handle = handle
 
@@ -114,26 +124,26 @@ class Handles(Generic[Key, Opened]):
             return [opening.handle for opening in self._openings.values() if opening.handle is not None]
 
     def forget(self, key: Key, handle: Opened) -> None:
-        """The server does not know this handle (any more): it is opened again for who asks next."""
+        """Remove a handle that the server does not know (any more); the next request for ``key`` opens it again."""
         with self._lock:
             opening = self._openings.get(key)
             if opening is not None and opening.handle is handle:
                 del self._openings[key]
 
     def lose(self, problem: str) -> None:
-        """None of the handles can be used any more; they are opened again after a while."""
+        """Drop all handles, with ``problem`` as the reason; they are opened again after the first retry pause."""
         retry_s = time.monotonic() + self._retry_s(1)
         with self._lock:
             for opening in self._openings.values():
                 opening.handle, opening.problem, opening.retry_s = None, problem, retry_s
 
     def pause(self, seconds: float, reason: str) -> None:
-        """No handle is to be used for so long."""
+        """Report all handles as unavailable for so many seconds, with this reason."""
         with self._lock:
-            self._paused_s, self._pause_reason = time.monotonic() + seconds, reason
+            self._paused_until_s, self._pause_reason = time.monotonic() + seconds, reason
 
     def link_changed(self, state: LinkState) -> None:
-        """Open again what was open, or asked for, on the connection before; returns at once."""
+        """Open again, on a new connection, the handles that were open or requested; returns at once."""
         if state is LinkState.READY:
             with self._lock:
                 prepared = [(key, opening.prepare) for key, opening in self._openings.items()]
@@ -142,16 +152,16 @@ class Handles(Generic[Key, Opened]):
                     self.unavailable_reason(key, prepare)
 
     def close(self) -> None:
-        """Give all handles up; what is still being opened is given up at its next step."""
+        """Close all handles; those that are being opened stop at their next step."""
         with self._lock:
-            if not self._over.done():
-                self._over.set_result(None)
+            if not self._closed.done():
+                self._closed.set_result(None)
             openings, self._openings = list(self._openings.values()), {}
         for opening in openings:
             self._close(opening)
 
     def state(self) -> Tuple[str, bool]:
-        """Describe why a handle is not open (empty: unknown), and tell whether any is."""
+        """Describe why a handle is not open (empty: no failure), and tell whether any is open."""
         if self._client.state is not LinkState.READY:
             return f"no server: {self._client.cause}", False
         with self._lock:
@@ -163,10 +173,11 @@ class Handles(Generic[Key, Opened]):
         return problem or f"{self._subject} is {'being' if openings else 'not'} opened{doing and f': {doing}'}", False
 
     def _connection(self) -> int:
+        """Number of the present connection."""
         return int(self._client.counters["connections"])
 
     def _open(self, key: Key, opening: _Opening[Opened], work: Work[Opened]) -> None:
-        """Open a handle, in a thread of its own."""
+        """Open a handle; runs in a background thread."""
 
         def progress(doing: str) -> None:
             background.check()
@@ -182,22 +193,22 @@ class Handles(Generic[Key, Opened]):
             self._refused(key, opening, f"{type(error).__name__}: {error}")
         else:
             self._refusals.pop(key, None)
-            if self._over.done():
+            if self._closed.done():
                 self._close(opening)
 
     def _refused(self, key: Key, opening: _Opening[Opened], why: str) -> None:
-        if self._over.done():
-            return  # nobody waits for it any more
+        if self._closed.done():
+            return  # the handles are closed
         refusals = self._refusals[key] = self._refusals.get(key, 0) + 1
         opening.retry_s = time.monotonic() + self._retry_s(refusals)
         opening.problem = f"{self._subject} was not opened: {why}"
         self._report(opening.problem)
 
     def _close_oldest(self) -> None:
-        """Keep few open, so that a model whose inputs vary in size does not meet the server's quota."""
+        """Close handles beyond the limit, so that inputs of many sizes do not exceed the server's quota."""
         while len(self._openings) > self._most:
             self._close(self._openings.pop(next(iter(self._openings))))
 
     def _close(self, opening: _Opening[Any]) -> None:
-        if opening.handle is not None and self._give_up is not None and opening.connection == self._connection():
-            self._give_up(opening.handle)
+        if opening.handle is not None and self._close_handle is not None and opening.connection == self._connection():
+            self._close_handle(opening.handle)

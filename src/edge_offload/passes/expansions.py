@@ -1,6 +1,6 @@
-"""Fused operators in terms of others, where a sequence can then be divided and the fused one could not.
+"""Fused operators, expanded to operators that can be divided along the sequence, as the fused ones cannot.
 
-The expansion is what the CPU's kernel of the fused operator calls, in the same order.
+An expansion has the calls that the CPU kernel of the fused operator makes, in the same order.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ def encoder_layer(
     mask: Optional[torch.Tensor] = None,
     mask_type: Optional[int] = None,
 ) -> torch.Tensor:
-    """``aten::_transformer_encoder_layer_fwd``: attention, and two linear operators, each with its shortcut and norm.
+    """``aten::_transformer_encoder_layer_fwd``: attention, then two linear operators, both with shortcut and norm.
 
-    Norms, linear operators and sums are local along the sequence; in the fused operator only the batch would be.
+    Norms, linear operators and sums can be divided along the sequence; the fused operator only along the batch.
 
     Args:
         source: (batch, sequence, width).
         width: features of a position.
-        heads: of attention.
+        heads: number of attention heads.
         qkv_weight: [3 width, width].
         qkv_bias: [3 width].
         out_weight: of attention's output, [width, width].
         out_bias: [width].
         gelu: whether GELU stands between the linear operators; else ReLU.
-        norm_first: whether norms stand before attention and linear operators; else behind the shortcuts.
-        epsilon: of the norms.
+        norm_first: whether norms stand before attention and linear operators; else after the shortcuts.
+        epsilon: of the norms, added to the variance.
         scale_1: of the first norm, [width].
         shift_1: of the first norm, [width].
         scale_2: of the second norm, [width].
@@ -57,8 +57,11 @@ def encoder_layer(
         bias_1: [hidden].
         weight_2: of the second linear operator, [width, hidden].
         bias_2: [width].
-        mask: of attention; None: all positions are seen.
-        mask_type: torch's number of what the mask's axes are.
+        mask: of attention; None: each position attends to all.
+        mask_type: 0, 1 or 2: see :meth:`torch.nn.MultiheadAttention.merge_masks`.
+
+    Returns:
+        The shape of ``source``.
     """
 
     def apply_norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
@@ -66,6 +69,7 @@ def encoder_layer(
         return result
 
     x = apply_norm(source, scale_1, shift_1) if norm_first else source
+    # False, True: need_weights, average_attn_weights
     x = aten._native_multi_head_attention.default(
         x, x, x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, mask, False, True, mask_type
     )[0]

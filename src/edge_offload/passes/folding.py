@@ -1,4 +1,4 @@
-"""Constant folding: calls of a recorded inference that depend on no upload, such as a detector's grid."""
+"""Constant folding: finds the calls of a recorded inference that depend on no upload, such as a detector's grid."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from edge_offload.ir.trace.segments import Segment
 
 
 class Folded(NamedTuple):
-    """Calls whose results are the same in each inference.
+    """Calls and storages that are the same in each inference.
 
     Attributes:
-        storages: that they make and nothing else writes to, by number in the segment.
-
-        calls: positions of the calls that need not run once these exist.
+        storages: canonical numbers of the storages that only constant calls make and write to.
+        calls: positions of the calls that need not run while these storages exist.
     """
 
     storages: Set[int]
@@ -22,12 +21,14 @@ class Folded(NamedTuple):
 
 
 def fold_constants(segment: Segment, made: Sequence[Tuple[int, ...]], live: Set[int]) -> Folded:
-    """Finds the calls and storages that are the same in every inference.
+    """Finds the calls and storages that are the same in each inference.
+
+    Marks storages as varying until a pass over the calls marks no more; the rest is constant.
 
     Args:
-        segment: a recorded inference; it has run, so that results are known.
-        made: for each call, numbers of the storages that it makes.
-        live: numbers of what lived before; nothing writes to these.
+        segment: a recorded inference, which has run, so that its results are known.
+        made: for each call, canonical numbers of the storages that it makes.
+        live: canonical numbers of the storages that existed before; no call writes to these.
     """
     varying: Set[int] = set()
     while True:
@@ -35,15 +36,16 @@ def fold_constants(segment: Segment, made: Sequence[Tuple[int, ...]], live: Set[
         constant = _mark_varying(segment, made, varying)
         storages = {number for numbers in made for number in numbers} - varying
         calls = {index for index in constant if _touched_storages(segment, made, index) <= storages}
-        last: Dict[int, int] = {}
+        last_write: Dict[int, int] = {}
         for index in sorted(calls):
             for number in _touched_storages(segment, made, index):
-                last[number] = index
+                last_write[number] = index
         for index, (operator, references, _) in enumerate(segment.calls):
             if index in calls:
                 continue
             varying |= _touched_storages(segment, made, index)
-            varying |= {number for number in references if last.get(number, -1) > index}  # it would find what is later
+            # a constant storage holds its last contents from the start; this call needs earlier ones
+            varying |= {number for number in references if last_write.get(number, -1) > index}
             if operator.name == DOWNLOAD:
                 varying |= set(references) - live
         if len(varying) == count:
@@ -51,7 +53,11 @@ def fold_constants(segment: Segment, made: Sequence[Tuple[int, ...]], live: Set[
 
 
 def _mark_varying(segment: Segment, made: Sequence[Tuple[int, ...]], varying: Set[int]) -> List[int]:
-    """Adds to ``varying`` what depends on an upload or on it; returns the calls that use none of it."""
+    """Adds the storages to ``varying`` that depend on an upload or on a varying storage.
+
+    Returns:
+        Positions of the other calls, downloads excepted.
+    """
     constant: List[int] = []
     for index, (operator, references, _) in enumerate(segment.calls):
         if operator.hosts or (operator.name != ALLOC and varying.intersection(references)):
@@ -62,6 +68,6 @@ def _mark_varying(segment: Segment, made: Sequence[Tuple[int, ...]], varying: Se
 
 
 def _touched_storages(segment: Segment, made: Sequence[Tuple[int, ...]], index: int) -> Set[int]:
-    """Storages that a call makes or writes to."""
+    """Canonical numbers of the storages that a call makes or writes to."""
     operator, references, _ = segment.calls[index]
     return {*made[index], *(references[position] for position in operator.written)}

@@ -1,7 +1,7 @@
-"""A view of a storage as operators: a layout, found again as slices, permutations and reshapes of a tensor.
+"""Expresses a view, of which only the layout is known, by slices, permutations and reshapes of a tensor.
 
-The device knows views only as sizes, strides and an offset. Operators that say which rows they take can be divided by
-rows; ``as_strided`` cannot, and it would read past a tensor that is there in parts, so it is never used.
+The device describes views by sizes, strides and an offset. The operators used here can be divided by rows.
+``as_strided`` cannot, and would read past the rows that a machine has, so it is never used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sizes = Tuple[int, ...]
 
 
 class _Cut(NamedTuple):
-    """A tensor in row-major order as a box of ``shape``: ``lengths`` rows from ``starts`` on, every ``steps``-th."""
+    """Slices of a row-major tensor of ``shape``: per axis ``lengths`` indices from ``starts`` on, by ``steps``."""
 
     shape: List[int]
     starts: List[int]
@@ -29,16 +29,21 @@ class _Cut(NamedTuple):
 
 
 def view_as(base: torch.Tensor, layout: Layout, target: Layout) -> torch.Tensor:
-    """Views ``base``, which lies in its storage as ``layout`` says, as ``target`` says.
+    """Views a tensor as another layout of its storage.
+
+    Args:
+        base: the tensor.
+        layout: of ``base`` in its storage.
+        target: layout of the view in the same storage.
 
     Raises:
-        Unsupported: that is no chain of slices, permutations, reshapes and expansions.
+        Unsupported: the view is no chain of slices, permutations, reshapes and expansions.
     """
     if (target.dtype, target.flags) != (layout.dtype, layout.flags):
         raise Unsupported(f"a {DTYPES[layout.dtype]} tensor is viewed as {DTYPES[target.dtype]}, or conjugated")
     if same_elements(layout, target):
         return base
-    if 0 in target.sizes:  # there is nothing in it
+    if 0 in target.sizes:  # the view has no elements
         return torch.zeros(target.sizes, dtype=DTYPES[target.dtype])
     if 0 in layout.sizes:
         raise Unsupported("a view reaches beyond the end of an empty tensor")
@@ -48,6 +53,7 @@ def view_as(base: torch.Tensor, layout: Layout, target: Layout) -> torch.Tensor:
     view = _as_slices(base, layout, target, start)
     if view is not None:
         return view
+    # axes from far apart in memory to near
     order = sorted(range(len(layout.sizes)), key=lambda axis: (-layout.strides[axis], layout.sizes[axis] > 1, axis))
     sizes = tuple(layout.sizes[axis] for axis in order)
     if not _is_row_major(sizes, tuple(layout.strides[axis] for axis in order)):
@@ -63,7 +69,7 @@ def view_as(base: torch.Tensor, layout: Layout, target: Layout) -> torch.Tensor:
 
 
 def same_elements(one: Layout, other: Layout) -> bool:
-    """Compares layouts: True if both show the same elements in the same order; strides of single rows do not matter."""
+    """Tells whether two layouts show the same elements in the same order; strides of axes of size 1 do not matter."""
     return (one.dtype, one.flags, one.sizes, one.offset) == (other.dtype, other.flags, other.sizes, other.offset) and (
         all(a == b for a, b, size in zip(one.strides, other.strides, one.sizes) if size > 1)
     )
@@ -76,7 +82,7 @@ def is_dense(layout: Layout) -> bool:
 
 
 def laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """``tensor``, of the same sizes, with its axes in the order of memory that a dense ``layout`` has."""
+    """``tensor``, copied if need be so that its axes are ordered in memory as in a dense ``layout`` of its sizes."""
     if all(a == b for a, b, size in zip(tensor.stride(), layout.strides, layout.sizes) if size > 1):
         return tensor
     order = sorted(range(len(layout.sizes)), key=lambda axis: (-layout.strides[axis], layout.sizes[axis] > 1, axis))
@@ -99,7 +105,7 @@ def _is_row_major(sizes: Sizes, strides: Sizes) -> bool:
 
 
 def _as_slices(base: torch.Tensor, layout: Layout, target: Layout, start: int) -> Optional[torch.Tensor]:
-    """Builds the view from slices along axes that stay as they are; None if that is not enough."""
+    """Builds the view by slices alone; None if it has other axes. ``start``: first element, counted from the base."""
     if len(layout.sizes) != len(target.sizes):
         return None
     if any(size > 1 and a != b for size, a, b in zip(target.sizes, target.strides, layout.strides)):
@@ -114,7 +120,11 @@ def _as_slices(base: torch.Tensor, layout: Layout, target: Layout, start: int) -
 
 
 def _as_reshape(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int) -> torch.Tensor:
-    """Builds the view of a row-major tensor by a reshape to a box whose axes have the target's strides."""
+    """Builds the view of a row-major tensor by a reshape to axes whose strides divide the target's, then slices.
+
+    Raises:
+        Unsupported: there is no such shape.
+    """
     count = 1
     for size in sizes:
         count *= size
@@ -123,20 +133,20 @@ def _as_reshape(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int
         return reshaped
     axes = _moving_axes(target)
     cut = _Cut([], [], [], [])
-    above = count
+    remaining = count  # elements of the axes that the shape still lacks
     for axis in axes:
         stride = target.strides[axis]
-        if above == stride:
+        if remaining == stride:
             raise Unsupported("a tensor is viewed with strides that no reshape has")
-        row = math.gcd(above, stride)
+        row = math.gcd(remaining, stride)
         place, start = divmod(start, row)
-        cut.shape.append(above // row)
+        cut.shape.append(remaining // row)
         cut.starts.append(place)
         cut.lengths.append(target.sizes[axis])
         cut.steps.append(stride // row)
-        above = row
-    if above > 1:
-        cut.shape.append(above)
+        remaining = row
+    if remaining > 1:
+        cut.shape.append(remaining)
         cut.starts.append(start)
         cut.lengths.append(1)
         cut.steps.append(1)
@@ -144,26 +154,26 @@ def _as_reshape(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int
         raise Unsupported("a view reaches beyond an axis of its tensor")
     view = physical if tuple(cut.shape) == sizes else aten.view.default(physical, cut.shape)
     view = _slice_axes(view, cut)
-    if above > 1:
+    if remaining > 1:
         view = aten.select.int(view, len(axes), 0)
     return _arrange_axes(view, axes, target)
 
 
 def _moving_axes(target: Layout) -> List[int]:
-    """Axes that go through memory, from far apart to near."""
+    """Axes with more than one element and a stride, from far apart in memory to near."""
     axes = [axis for axis, size in enumerate(target.sizes) if size > 1 and target.strides[axis] > 0]
     return sorted(axes, key=lambda axis: -target.strides[axis])
 
 
 def _as_parts(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int) -> Optional[torch.Tensor]:
-    """Slices each axis once and reshapes some to several; None if the view is more than that."""
+    """Builds the view by one slice of each axis, then a reshape that splits axes; None if that is not enough."""
     axes = _moving_axes(target)
     cut, shape = _Cut(list(sizes), [], [], [1] * len(sizes)), []
-    above = _element_count(sizes)
+    span = _element_count(sizes)  # elements from one index of the axis before to the next
     rest = list(axes)
     for size in sizes:
-        step = above // size
-        group = [axis for axis in rest if step <= target.strides[axis] < above]
+        step = span // size
+        group = [axis for axis in rest if step <= target.strides[axis] < span]  # axes of the view inside this one
         rest = rest[len(group) :]
         extent = step
         for axis in reversed(group):
@@ -176,7 +186,7 @@ def _as_parts(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int) 
         cut.starts.append(place)
         cut.lengths.append(extent // step)
         shape += [target.sizes[axis] for axis in group]
-        above = step
+        span = step
     if rest or start:
         return None
     view = _slice_axes(physical, cut)
@@ -186,7 +196,7 @@ def _as_parts(physical: torch.Tensor, sizes: Sizes, target: Layout, start: int) 
 
 
 def _arrange_axes(view: torch.Tensor, axes: Sequence[int], target: Layout) -> torch.Tensor:
-    """Brings ``view``, whose axes are ``axes`` of the target, to the target's order and shape."""
+    """Permutes and expands ``view``, whose axes are those ``axes`` of the target, to the target's sizes."""
     order = [axes.index(axis) for axis in sorted(axes)]
     if order != sorted(order):
         view = aten.permute.default(view, order)

@@ -28,7 +28,7 @@ SMALL = 16 << 10
 
 
 class _StepRow(NamedTuple):
-    """A step in its wire format."""
+    """A step in its wire format: see :class:`SegmentStep`; ``live`` and ``dead`` are packed u64."""
 
     segment: Any
     base: Any
@@ -70,7 +70,10 @@ class DeviceMessage:
     fetch: List[int] = field(default_factory=list)
 
     def to_wire(self) -> List[Buffer]:
-        """Encode as buffers: facts (msgpack), all small payloads in one, then each large payload."""
+        """Encode as buffers: facts (msgpack), all small payloads in one, then each large payload.
+
+        On the wire ``reset_tables`` is called ``forget``, and ``graph`` is called ``course``.
+        """
         small: List[bytes] = []
         large: List[Buffer] = []
         steps = []
@@ -221,7 +224,7 @@ def answer_to_wire(
     error: Optional[Dict[str, Any]] = None,
     disagreed: Sequence[str] = (),
 ) -> List[Buffer]:
-    """Encode an answer as buffers: facts (msgpack), tensors that steps read, then fetched storages."""
+    """Encode an :class:`Answer` as buffers: facts (msgpack), tensors that steps read, then fetched storages."""
     facts: Dict[str, Any] = {"outcomes": []}
     replies: List[Buffer] = []
     if ran:
@@ -301,6 +304,7 @@ _EAGER_ERRORS["AcceleratorError"] = getattr(torch, "AcceleratorError", RuntimeEr
 
 
 def _rebuild_exception(error: Mapping[str, Any]) -> Exception:
+    """Return the exception that a program gets for the error of an answer."""
     text, operator = str(error["text"]), str(error["operator"])
     if operator and error["kind"] in _EAGER_ERRORS:
         return _EAGER_ERRORS[error["kind"]](text)
@@ -315,7 +319,7 @@ def _rebuild_exception(error: Mapping[str, Any]) -> Exception:
 
 
 def refusal_to_wire(error: EdgeOffloadError) -> List[Buffer]:
-    """Encode the answer to a message that was rejected as a whole, or could not be decoded."""
+    """Encode the answer to a message that was rejected as a whole or could not be decoded, because of ``error``."""
     facts = {
         "operator": "", "kind": type(error).__name__, "text": str(error), "cause": error.cause, "remedy": error.remedy,
         "refused": True,
@@ -323,7 +327,7 @@ def refusal_to_wire(error: EdgeOffloadError) -> List[Buffer]:
     return [msgpack.packb({"outcomes": [], "error": facts}, use_bin_type=True)]
 
 
-#: dtypes whose buffers carry format and shape, which the payload codecs use.
+#: dtypes that NumPy has: their buffers carry format and shape, which the payload codecs use.
 _NUMBERS = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.bool)
 )

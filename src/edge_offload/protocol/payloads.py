@@ -1,4 +1,4 @@
-"""Lossless coding of the virtual device's buffers for the link, where it saves bytes, and decoding."""
+"""Codes the virtual device's buffers for the link, losslessly, and decodes them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link import codecs
 
-#: (position among the plain buffers, descriptor, number of coded buffers that stand for it)
+#: (position among the decoded buffers, descriptor of the codec, number of coded buffers in its place)
 Coded = Tuple[int, Any, int]
 
 
 def encode(
     buffers: Sequence[Buffer], codec: str, link_bytes_per_s: Optional[float] = None
 ) -> Tuple[List[Coded], List[Buffer]]:
-    """Code the buffers that are arrays (views with a shape and a number format) and pass the others through."""
+    """Code the buffers that are arrays (views with a shape and a number format) and pass the others through.
+
+    Args:
+        buffers: of a message.
+        codec: name of the payload codec.
+        link_bytes_per_s: rate of the link, for the choice of a codec; None: unknown.
+
+    Returns:
+        One entry for each coded buffer, and all buffers in order.
+    """
     coded: List[Coded] = []
     out: List[Buffer] = []
     for position, buffer in enumerate(buffers):
         view = memoryview(buffer)
+        # small buffers and plain bytes are passed through
         if view.nbytes < 4096 or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
             out.append(buffer)
             continue
@@ -32,10 +42,10 @@ def encode(
 
 
 def decode(coded: Any, buffers: Sequence[Buffer], max_bytes: int) -> List[Buffer]:
-    """Decode what :func:`encode` returned to the plain buffers, as bytes.
+    """Decode what :func:`encode` returned: the buffers as bytes.
 
     Raises:
-        ProtocolError: malformed, or more than ``max_bytes`` when decoded.
+        ProtocolError: malformed, or the decoded arrays have more than ``max_bytes``.
     """
     if not coded:
         return list(buffers)
@@ -54,11 +64,11 @@ def decode(coded: Any, buffers: Sequence[Buffer], max_bytes: int) -> List[Buffer
             or not isinstance(descriptor, dict)
         ):
             raise ProtocolError("a coded buffer lacks its place")
-        plain = position - len(out)
-        if plain < 0 or used + plain + count > len(buffers):
+        uncoded = position - len(out)  # buffers before it that were passed through
+        if uncoded < 0 or used + uncoded + count > len(buffers):
             raise ProtocolError("coded buffers are out of order")
-        out += buffers[used : used + plain]
-        used += plain
+        out += buffers[used : used + uncoded]
+        used += uncoded
         array = codecs.decode(descriptor, buffers[used : used + count], max_bytes)
         used += count
         max_bytes -= array.nbytes

@@ -2,8 +2,8 @@
 
 A robot requests a promise (``promise``: :class:`PromiseRequest`) and receives its slots in notifications (``turns``:
 :class:`SlotSchedule`). Each frame names its slot and carries the robot's estimates (``turn`` in an ``infer``:
-:class:`PromiseReport`). The notification ``promise_ended`` ends a promise. Numbers from the wire are bounded here.
-Times are seconds; those of slots count from the sending, so that the two clocks need not agree.
+:class:`PromiseReport`). The notification ``promise_ended`` ends a promise. Numbers from the wire are checked here.
+Times are seconds. Those of slots count from the moment of sending, so that the two clocks need not agree.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Dict, List, Mapping, Tuple
 from edge_offload.errors import ProtocolError
 
 TURNS, ENDED = "turns", "promise_ended"
-#: Bounds and drops are shares of an accuracy of 0 to 1; a slope is the loss per frame of staleness.
+#: Smallest bound (a share of an accuracy of 0 to 1) and greatest slope (loss of accuracy per frame of staleness).
 LEAST_BOUND, MOST_SLOPE = 1e-4, 1.0
-#: Seconds between two frames of a camera, and of one way over the link.
+#: Range of the seconds between two frames of a camera, and most seconds of one way over the link.
 INTERVAL_RANGE_S, MOST_WAY_S = (1 / 250, 10.0), 10.0
 #: Seconds of staleness in which two thirds of the flicker are lost (mean curves of kapao_vtest and SCONet, carried).
 SETTLE_S = 0.08
-#: Limit of frame numbers, of either sign: a double holds them exactly.
+#: Frame numbers are smaller than this, of either sign: a double holds them exactly.
 MOST_FRAME = 1 << 53
 #: Most slots in one notification.
 MOST_TURNS = 2048
@@ -139,10 +139,10 @@ class SlotSchedule:
         if not isinstance(received, list) or len(received) > MOST_TURNS:
             raise ProtocolError(f"turns are a list of at most {MOST_TURNS}")
         turns: List[Tuple[int, float]] = []
-        for one in received:
-            if not isinstance(one, list) or len(one) != 2:
+        for item in received:
+            if not isinstance(item, list) or len(item) != 2:
                 raise ProtocolError("a turn is a frame and a time")
-            turn = {"frame": one[0], "begin": one[1]}
+            turn = {"frame": item[0], "begin": item[1]}
             frame, begin = read_integer(turn, "frame"), read_number(turn, "begin", -60.0, 60.0)
             if turns and (frame <= turns[-1][0] or begin < turns[-1][1]):
                 raise ProtocolError("the frames of turns rise, and so do their times")
@@ -181,6 +181,7 @@ def read_integer(facts: Mapping[str, Any], key: str) -> int:
 
 
 def _read_estimates(facts: Mapping[str, Any]) -> Tuple[float, ...]:
+    """Read the fields that reports and requests share, in their order; those but ``slope`` are 0 if missing."""
     slope = read_number(facts, "slope", 0.0, MOST_SLOPE)
     error = read_number({"slope_error": 0.0, **facts}, "slope_error", 0.0, MOST_SLOPE)
     up, down, usual = (read_number({key: 0.0, **facts}, key, 0.0, MOST_WAY_S) for key in ("up", "down", "usual"))

@@ -1,4 +1,4 @@
-"""A network that runs wherever it is told to, and on the robot when that fails: one call, one result."""
+"""A network that runs in the requested mode, and on the robot when that fails: one call, one result."""
 
 from __future__ import annotations
 
@@ -40,22 +40,23 @@ if TYPE_CHECKING:
 
 
 class OffloadedModule:
-    """A module of the robot that also runs on a server, mode by mode, call by call. Thread-safe.
+    """A module of the robot that also runs on a server; each call has its mode. Thread-safe.
 
-    Connecting and opening the model happen in the background; until then, and after any fault (link lost, late reply,
-    refusal), calls are answered locally and say so. Pin threads (:mod:`edge_offload.execute.threads`) beforehand.
+    Connecting and opening the model happen in the background. Until then, and after any fault (link lost, late reply,
+    refusal), calls run locally, and their reports say so. Pin threads (:mod:`edge_offload.execute.threads`) beforehand.
 
     Args:
         name: of the model in the registry (also the server's), or ``package.module:factory``.
         module: the robot's own copy; put in eval mode. A GPU computes with a copy of it.
-        client: the link, started and closed by its owner; None: no server. Wire :meth:`link_changed` to ``on_state``.
+        client: the link, which the caller starts and closes; None: no server. :meth:`link_changed` is its
+            ``on_state``.
         settings: those of :class:`~edge_offload.runtime.settings.ModuleSettings`, by their names.
 
     Attributes:
-        frames: calls in their order, which modes keep whose inferences do not overlap; says when one more call should
-            be begun. Feed it the reports of whole frames.
-        runners: what runs each of its modes.
-        costs: what the next call would cost in each of them.
+        frames: order of the calls, for modes whose inferences may not overlap; says when the next call should begin.
+            Its ``note`` takes the reports of whole frames.
+        runners: the runner of each mode.
+        costs: forecasts of the next call in each mode.
 
     Raises:
         BadInput: a slowdown below 1, or no such engine.
@@ -80,7 +81,7 @@ class OffloadedModule:
 
     @property
     def explorer(self) -> Explorer:
-        """Chooses the calls that run in another mode, so that what is known of that does not go stale."""
+        """Return the explorer: it has some calls run in another mode, to renew the forecasts of that mode."""
         return self.costs.explorer
 
     def add_runner(self, runner: Runner) -> None:
@@ -88,7 +89,9 @@ class OffloadedModule:
         self.runners.add(runner)
 
     def follow(self, policy: PromisePolicy) -> Promise:
-        """Ask the server for a promise and follow its turns from now on; wire it to the client.
+        """Request a promise from the server and follow its slots from now on.
+
+        The client is to call ``notified`` and ``link_changed`` of the result.
 
         Raises:
             BadInput: there is no server.
@@ -96,7 +99,7 @@ class OffloadedModule:
         return self.runners.follow(policy, lambda: self.costs.inputs)
 
     def modes(self) -> Tuple[Mode, ...]:
-        """The modes that can be asked for."""
+        """The modes that can be requested."""
         return tuple(self.runners.by_mode)
 
     def offers(self, mode: Mode) -> bool:
@@ -116,14 +119,20 @@ class OffloadedModule:
         return self.costs.reading(now)
 
     def situation(self, inputs: Inputs, deadline_s: Optional[float] = None, choosing: bool = True) -> Situation:
-        """Return a policy's inputs for the next call, which is about to have these ``inputs``.
+        """Return the situation in which a policy chooses the mode of the next call.
 
-        ``choosing``: whether one does; modes that take long to prepare are not prepared while one is held by name.
+        Args:
+            inputs: of that call.
+            deadline_s: as in :meth:`run`.
+            choosing: whether a policy chooses; otherwise modes that take long to prepare are not prepared.
         """
         return self.costs.situation(as_inputs(inputs), deadline_s, choosing)
 
     def close(self) -> None:
-        """End what waits for late results, what learns a split, and what computes. The link is its owner's."""
+        """End the module's threads and processes: they wait for late results, learn a split, or compute.
+
+        The caller closes the link.
+        """
         self.runners.close()
         self._hedge.close()
 
@@ -153,20 +162,20 @@ class OffloadedModule:
         refresh: bool = False,
         place: Optional[int] = None,
     ) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
-        """One inference: exactly one result, in ``mode`` or locally.
+        """Run one inference, in ``mode`` or locally; it has exactly one result.
 
         Args:
             inputs: a tensor, or a tuple or list of them; copied where not contiguous, so that modes agree to the bit.
             mode: where to run.
             deadline_s: seconds from now until the result is due. The wait for a server leaves room for a local
                 computation before it; the local computation itself is never cut short.
-            meta: facts on the frame (stamp, sequence number, letterbox) for those who watch on the server.
+            meta: facts on the frame (stamp, sequence number, letterbox) for viewers on the server.
             refresh: the call may explore another candidate, instead of ``mode`` or beside a local computation.
-            place: in :attr:`frames`, which is given up; none: behind all calls that are under way.
+            place: of the call in :attr:`frames`, given up at its end; None: after all calls that are under way.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
-            ``report.fallback_reason`` says why it is not the one asked for.
+            ``report.fallback_reason`` says why it is not the requested one.
 
         Raises:
             TypeError: neither a tensor nor a tuple or list of tensors.
@@ -193,7 +202,7 @@ class OffloadedModule:
         self, inputs: Sequence[torch.Tensor], mode: Mode, probe: Optional[Mode], deadline_s: Optional[float],
         meta: Mapping[str, Any], refresh: bool, place: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
-        """Return the mode that was asked in the end, its outcome, and why the robot had to help out."""
+        """Return the mode that was requested in the end, its outcome, and the reason for a fallback (empty: none)."""
         if probe is not None:
             return probe, self._run_remotely(probe, inputs, deadline_s, meta, place, probe=True), ""
         reason = ""
@@ -217,10 +226,10 @@ class OffloadedModule:
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
         place: int, probe: bool = False, watched: bool = False,
     ) -> Outcome:  # fmt: skip
-        """Remotely, or locally after a failure; with a local rival when the result is late.
+        """Run in ``mode``, or locally after a failure; a late result races with a local computation.
 
-        ``probe``: the local computation is what counts, and begins at once. ``watched``: it also begins when the link
-        is seen to have stopped.
+        With ``probe``, the call only measures ``mode``, and the local computation begins at once. With ``watched``, it
+        also begins when the link has stopped. Other arguments are as in :meth:`run`.
         """
         runner = self.runners.by_mode[mode]
 
@@ -249,12 +258,13 @@ class OffloadedModule:
         self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, probe: bool = False,
         watched: bool = False,
     ) -> FrameLateness:  # fmt: skip
-        """Return the lateness of a remote attempt that begins now; arguments as for :meth:`_run_remotely`."""
+        """Return the time limits of a remote attempt that begins now; arguments as for :meth:`_run_remotely`."""
         now = time.monotonic()
         forecast, local_s = self.costs.forecast(mode, now)
 
         def behind() -> Tuple[float, float]:
-            # when nothing comes back any more, no frame waits for the one before it
+            """Return since when this is the first frame, and the longest part of a frame (seconds)."""
+            # while an attempt that lost its race is still out, no frame waits for the one before it
             lost = self._hedge.unavailable_reason() is not None
             return (now if lost else self.frames.first_since_s(place)), self.frames.part_s(mode)
 
@@ -265,9 +275,10 @@ class OffloadedModule:
     def _request(
         self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness
     ) -> Attempt:
-        """A remote attempt, whose seconds are learnt from, in time or not."""
+        """Run a remote attempt, and note how long it took for later limits, even if it is late."""
         started_s = time.monotonic()
         attempt = self.runners.by_mode[mode].run(inputs, meta, late.budget)
         if attempt.round_trips:
+            # the wait behind this robot's own earlier requests does not count
             late.note_result(time.monotonic() - started_s - sum(attempt.behind_s.values()))
         return attempt

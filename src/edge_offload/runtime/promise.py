@@ -1,4 +1,4 @@
-"""Asks the server for a promise of accuracy and follows its turns, over a link. Knows nothing of networks."""
+"""Requests a promise of accuracy from the server and follows its slots. Independent of the network."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class Promise:
-    """One robot's, for one network. Thread-safe.
+    """A robot's promise for one network. Thread-safe.
 
     Args:
-        policy: decides.
-        client: the link; :meth:`notified` and :meth:`link_changed` are to be called by it.
-        handle: of the model that is open on the server for the frames' shape; None while there is none.
+        policy: decides which frames are sent, and when a promise is requested.
+        client: the link, which is to call :meth:`notified` and :meth:`link_changed`.
+        handle: returns the handle of the model that is open for the frames' shape; None while there is none.
         clock: monotonic seconds.
     """
 
@@ -44,20 +44,31 @@ class Promise:
         self._pending: Optional[Future[Any]] = None
 
     def wants(self, captured: float) -> bool:
-        """Tell whether the frame ``captured`` then (monotonic seconds) is sent. Called once per frame, in order."""
+        """Tell whether a frame is sent to the server; requests a promise if it is time to.
+
+        Called once per frame, in order.
+
+        Args:
+            captured: time of the frame's capture (monotonic seconds), which also identifies the frame.
+        """
         with self._lock:
             sent = self.policy.wants(self._clock(), captured)
         self._make_request()
         return sent
 
     def turn(self, captured: float) -> Dict[str, Any]:
-        """Return what to add to the request with the frame ``captured`` then."""
+        """Return the entries that the frame's request gets for its slot; none if it has no slot."""
         with self._lock:
             report = self.policy.report(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
 
     def travelled(self, captured: float, transfer: Transfer) -> None:
-        """The result of a frame has come."""
+        """Note how long a frame and its result were under way; called when the result is there.
+
+        Args:
+            captured: time of the frame's capture (monotonic seconds).
+            transfer: times of its request on the robot's clock.
+        """
         now = self._clock()
         with self._lock:
             self.policy.travelled(transfer.server_received_s - captured, now - transfer.server_sent_s)
@@ -74,7 +85,7 @@ class Promise:
 
     @property
     def fallback_reason(self) -> str:
-        """Return why the robot does not follow the server's turns; empty: it does."""
+        """Return why the robot does not follow the server's slots; empty: it does."""
         with self._lock:
             return self.policy.fallback_reason(self._clock())
 
@@ -96,6 +107,7 @@ class Promise:
                 self.policy.ended(self._clock(), cause, retry_s=0.0)
 
     def _make_request(self) -> None:
+        """Request a promise if the policy has a request and the server can take it; returns at once."""
         if self._client.state is not LinkState.READY:
             return
         now = self._clock()
@@ -120,9 +132,9 @@ class Promise:
         pending.add_done_callback(self._answered)
 
     def _answered(self, done: Future[Any]) -> None:
-        """Take the server's answer, on the link's thread."""
+        """Handle the server's answer; runs on the client's thread."""
         if done is not self._pending and self._pending is not None:
-            return
+            return  # a later request has replaced it
         error = done.exception()
         with self._lock:
             if error is None:

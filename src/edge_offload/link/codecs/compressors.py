@@ -1,6 +1,6 @@
-"""Byte compressors under the codecs: zstd and lz4, with output sizes known before anything is allocated.
+"""Byte compressors that the codecs use: zstd and lz4, with output sizes checked before memory is taken.
 
-And the shuffle before them, which puts bytes of equal weight together.
+Also the byte shuffle that precedes them: it groups bytes by their position in an element.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edge_offload.link.codecs import kernels
 from edge_offload.link.codecs.payload import Buffer, bytes_of
 
 KINDS = ("", "lz4", "zstd")
-"""'' stores the bytes as they are."""
+"""Names of the compressors; '' stores the bytes as they are."""
 
 ZSTD_LEVEL = 1  # the fastest level that still codes literals by Huffman
-# Residuals of images hold few matches worth having: a tiny hash table leaves more to the Huffman stage, which is both
-# smaller (3.09x instead of 2.93x on a video frame) and faster (345 instead of 247 MB/s) than level 1 as it is.
+# Residuals of images have few useful matches, so a tiny hash table leaves more to the Huffman stage. On a video frame
+# that compresses more than the defaults of level 1 (3.09x instead of 2.93x), and faster (345 instead of 247 MB/s).
 _RESIDUAL = {"window_log": 17, "hash_log": 6, "chain_log": 6, "min_match": 7, "target_length": 0, "strategy": 1}
 _LZ4_LIMIT = 0x7E000000  # LZ4_MAX_INPUT_SIZE
 _LZ4_EXPANSION = 255  # a length byte adds at most 255 bytes of output
@@ -32,12 +32,12 @@ _local = threading.local()  # (de)compressor contexts must not be shared between
 
 
 def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
-    """``data`` (contiguous bytes-like) coded by ``kind``. Releases the GIL.
+    """``data``, compressed. Releases the GIL.
 
     Args:
-        kind: name of the coder.
-        data: what is coded.
-        residual: the bytes are what a predictor left over; changes speed and size, not the format.
+        kind: one of :data:`KINDS`.
+        data: contiguous and bytes-like.
+        residual: the bytes are a predictor's residuals. This changes speed and size, not the format.
 
     Raises:
         BadInput: more than 2 GB for lz4.
@@ -55,19 +55,19 @@ def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
 
 def _zstd_compressor(residual: bool) -> Any:
     name = "residual_compressor" if residual else "compressor"
-    made = getattr(_local, name, None)
-    if made is None:
+    compressor = getattr(_local, name, None)
+    if compressor is None:
         parameters = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, **(_RESIDUAL if residual else {}))
-        made = zstandard.ZstdCompressor(compression_params=parameters)
-        setattr(_local, name, made)
-    return made
+        compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        setattr(_local, name, compressor)
+    return compressor
 
 
 def expand(kind: str, coded: memoryview, size: int) -> Buffer:
-    """Exactly ``size`` bytes out of ``coded``. The caller has bounded ``size``. Releases the GIL.
+    """``coded``, decompressed to exactly ``size`` bytes, which the caller has bounded. Releases the GIL.
 
     Raises:
-        ProtocolError: damaged, or another size than promised.
+        ProtocolError: ``coded`` is damaged, or does not hold ``size`` bytes.
     """
     try:
         if kind == "zstd":
@@ -86,7 +86,7 @@ def expand(kind: str, coded: memoryview, size: int) -> Buffer:
 
 
 def _expand_zstd(coded: memoryview, size: int) -> Buffer:
-    # the frame's own claim decides how much zstandard allocates: hold it against the shape first
+    # zstandard allocates as many bytes as the frame's header claims: compare that with ``size`` first
     claimed = zstandard.get_frame_parameters(coded).content_size
     if claimed != size:
         raise ProtocolError(f"zstd payload claims {claimed} bytes instead of {size}")
@@ -102,7 +102,7 @@ def _expand_zstd(coded: memoryview, size: int) -> Buffer:
 
 
 def shuffle_bytes(array: Array) -> Buffer:
-    """Bytes of a C-contiguous array, all first bytes of the elements first, then all second ones, ..."""
+    """Bytes of a C-contiguous array, regrouped: the first byte of each element, then the second of each, and so on."""
     data = bytes_of(array)
     if array.dtype.itemsize == 1 or array.size < 2:
         return data.data
@@ -110,7 +110,7 @@ def shuffle_bytes(array: Array) -> Buffer:
 
 
 def unshuffle_bytes(data: Buffer, itemsize: int) -> Buffer:
-    """Inverse of :func:`shuffle_bytes`."""
+    """Inverse of :func:`shuffle_bytes`; ``itemsize``: bytes of an element."""
     if itemsize == 1 or len(data) <= itemsize:
         return data
     return kernels.unshuffle(np.frombuffer(data, np.uint8), itemsize).data

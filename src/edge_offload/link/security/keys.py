@@ -1,11 +1,12 @@
-"""Keys: who this machine is, which robots a server lets in, and which server a robot believes.
+"""CURVE keys: this machine's own pairs, the robots that a server admits, and the servers that a robot trusts.
 
-Everything lives in one directory, ``$EDGE_OFFLOAD_KEYS`` or ``$XDG_CONFIG_HOME/edge_offload/keys`` (mode 0700, files
-0600). ``client.json`` and ``server.json`` are CURVE key pairs, ``clients.json`` is the server's allow-list of client
-public keys, ``servers.json`` holds the public keys of servers this robot knows, by address.
+All files are in one directory, ``$EDGE_OFFLOAD_KEYS`` or ``$XDG_CONFIG_HOME/edge_offload/keys`` (mode 0700, files
+0600). ``client.json`` and ``server.json`` are CURVE key pairs. ``clients.json`` is the server's allow-list of client
+public keys. ``servers.json`` holds the public keys of servers that this robot knows, by address. ``client.next.json``
+and ``server.next.json`` are pairs that a rotation has made but not adopted yet.
 
-On loopback there is no ceremony: pairs are made on first use and the pairs of one directory trust each other. A server
-that others can reach needs a pair made on purpose (``edge-offload keys new``).
+On loopback, pairs are made on first use, and the pairs of one directory trust each other. A server that others can
+reach needs a pair made on purpose (``edge-offload keys new``).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A CURVE key pair in Z85 (40 characters each); ``automatic`` if it was made on first use. Never printed whole."""
+    """A CURVE key pair in Z85 (40 characters each); ``automatic``: made on first use. ``repr`` hides the secret."""
 
     public: str
     secret: str
@@ -71,15 +72,20 @@ def join_address(host: str, port: Union[int, str]) -> str:
 
 
 def _bracket_address(address: str) -> str:
-    """``::1:5700``, as files of earlier versions have it, as ``[::1]:5700``."""
+    """Add the brackets that files of earlier versions lack: ``::1:5700`` becomes ``[::1]:5700``."""
     host, _, port = address.rpartition(":")
     return address if host.startswith("[") else join_address(host, port)
 
 
 def trust_command(name: str, public: str, server: bool = False) -> str:
-    """A line for the shell of a machine that is to trust ``public`` under a robot's ``name``, or a server's address.
+    """Shell command with which a machine trusts a public key.
 
-    Keys may begin with a dash: what follows ``--`` is no option.
+    Keys may begin with a dash, so ``--`` ends the options.
+
+    Args:
+        name: of the robot; with ``server``, the server's address.
+        public: the key, in Z85.
+        server: whether the key is a server's.
     """
     command = ["edge-offload", "keys", "trust", *(["--server"] if server else []), "--", name, public]
     return " ".join(map(shlex.quote, command))
@@ -102,10 +108,10 @@ def is_loopback(host: str) -> bool:
 
 
 def check_public(key: str) -> str:
-    """``key`` if it is a Z85 public key.
+    """``key``, if it has the form of a Z85 public key, which secret keys have too.
 
     Raises:
-        BadInput: it is not.
+        BadInput: it has not.
     """
     try:
         if len(key) == 40 and len(z85.decode(key.encode("ascii"))) == 32:
@@ -130,7 +136,11 @@ class KeyStore:
         self.directory = pathlib.Path(directory) if directory is not None else default_directory()
 
     def pair(self, role: str) -> Optional[KeyPair]:
-        """The pair of ``role`` (``client`` or ``server``), None if there is none yet."""
+        """The pair of ``role`` (``client`` or ``server``), None if there is none yet.
+
+        Raises:
+            BadInput: its file cannot be read, or holds no pair.
+        """
         document = self._load_file(f"{role}.json")
         if not document:
             return None
@@ -144,10 +154,10 @@ class KeyStore:
             ) from error
 
     def new_pair(self, role: str, automatic: bool = False, force: bool = False) -> KeyPair:
-        """Make and store a pair.
+        """Make and store a pair. With ``automatic``, a pair that exists is returned instead.
 
         Raises:
-            BadInput: one made on purpose exists and ``force`` is not set.
+            BadInput: a pair made on purpose exists and ``force`` is not set, or there is no such role.
         """
         if role not in ROLES:
             raise BadInput(f"no keys for {role!r}", remedy=f"roles: {', '.join(ROLES)}")
@@ -188,7 +198,7 @@ class KeyStore:
         """The public key that the server at ``address`` must prove to have.
 
         Raises:
-            BadInput: none is known.
+            BadInput: no key is known for it.
         """
         host, port = split_address(address)
         key = self.servers().get(join_address(host, port))
@@ -207,7 +217,7 @@ class KeyStore:
         return {_bracket_address(str(address)): str(key) for address, key in self._load_file("servers.json").items()}
 
     def next_pair(self, role: str) -> KeyPair:
-        """Make the pair that :meth:`adopt_next` will put in the place of the present one; made already, it is returned.
+        """The pair that :meth:`adopt_next` will put in the place of the present one, made now if there is none.
 
         Raises:
             BadInput: there is no pair to replace.
@@ -223,10 +233,10 @@ class KeyStore:
             return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
 
     def adopt_next(self, role: str) -> KeyPair:
-        """Put the pair of :meth:`next_pair` in the place of the present one, which is gone then.
+        """Replace the present pair by that of :meth:`next_pair`; the present one is deleted.
 
         Raises:
-            BadInput: none was made.
+            BadInput: :meth:`next_pair` has made none.
         """
         with self._lock_folder():
             made = self._load_file(f"{role}.next.json")
@@ -237,7 +247,11 @@ class KeyStore:
             return KeyPair(check_public(made["public"]), check_public(made["secret"]), False)
 
     def trust_client(self, name: str, public: str, also: bool = False) -> None:
-        """Let the robot with this public key in; an earlier key of the same name is replaced, unless ``also``."""
+        """Admit the robot with this public key. Earlier keys of the same name are removed, unless ``also``.
+
+        Raises:
+            BadInput: malformed key or name.
+        """
         check_public(public)
         if not _NAME.fullmatch(name):
             raise BadInput(f"{name!r} cannot name a robot", remedy="use letters, digits and _.@-")
@@ -247,7 +261,7 @@ class KeyStore:
             self._store_file("clients.json", clients)
 
     def revoke_client(self, name_or_key: str) -> int:
-        """Take a robot off the allow-list; running servers cut its connections. Returns how many keys went."""
+        """Remove a robot from the allow-list; running servers close its connections. Returns how many keys it had."""
         with self._lock_folder():
             clients = self.clients()
             remaining = {key: name for key, name in clients.items() if name_or_key not in (key, name)}
@@ -255,14 +269,18 @@ class KeyStore:
             return len(clients) - len(remaining)
 
     def trust_server(self, address: str, public: str) -> None:
-        """Expect the server at ``address`` to have this public key."""
+        """Store the public key that the server at ``address`` must prove to have.
+
+        Raises:
+            BadInput: malformed key or address.
+        """
         check_public(public)
         host, port = split_address(address)
         with self._lock_folder():
             self._store_file("servers.json", {**self.servers(), join_address(host, port): public})
 
     def allow_list_stamp(self) -> Tuple[Any, ...]:
-        """Changes whenever :meth:`clients` or the own client pair may have changed."""
+        """Value that changes when the allow-list or this machine's client pair may have changed."""
         stamps = []
         for name in ("clients.json", "client.json"):
             try:
@@ -273,6 +291,7 @@ class KeyStore:
         return tuple(stamps)
 
     def _load_file(self, name: str) -> Dict[str, Any]:
+        """The JSON object in a file; empty if there is no file."""
         path = self.directory / name
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
@@ -288,7 +307,7 @@ class KeyStore:
         return loaded
 
     def _store_file(self, name: str, document: Dict[str, Any]) -> None:
-        """Write atomically; a reader sees the old or the new file, never a part. mkstemp makes it 0600."""
+        """Write a file atomically: a reader sees the old or the new one. ``mkstemp`` gives it mode 0600."""
         descriptor, temporary = tempfile.mkstemp(dir=self.directory, prefix=f".{name}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -300,6 +319,7 @@ class KeyStore:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[None]:
+        """Make the directory if need be, and lock it against other processes that write."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)

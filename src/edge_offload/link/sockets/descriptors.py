@@ -1,4 +1,4 @@
-"""Descriptors that threads poll: connections that ZeroMQ owns, with their bytes as the kernel counts them; wake-ups."""
+"""Descriptors that threads poll: TCP connections that ZeroMQ owns, with the kernel's counters of them, and wake-ups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from typing import Any, List, Optional, Tuple
 # struct tcp_info (linux/tcp.h): tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us) at 68,
 # tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out and
 # tcpi_segs_in at 136 since 4.2, tcpi_min_rtt at 148, tcpi_delivered at 192 since 4.18
-_LEAST_BYTES, _INFO_BYTES = 136, 196
+# bytes of it that acked and received need, and that all counters need
+_SHORT_INFO_BYTES, _INFO_BYTES = 136, 196
 _INFO = struct.Struct("=16xI4xI40xII24xI32xII4xI40xI")
-#: A connection loses segments at random when it has sent some again in so many episodes, so far apart (seconds), this
-#: share of all (``bench levels --congestion reno``: frames of packet_loss_1 and packet_loss_3).
+#: When losses count as random: in so many episodes of retransmissions, so many seconds apart, at least this share of
+#: all segments was sent again (``bench levels --congestion reno``: frames of packet_loss_1 and packet_loss_3).
 EPISODES, EPISODE_S, LOSS_SHARE = 4, 0.5, 0.003
-#: BBR takes the shortest round trip for the usual one: not where that is less than this share of it
-#: (``bench levels``: frames of packet_jitter_20).
+#: BBR assumes that the shortest round trip is the usual one. It is not used where the shortest is less than this share
+#: of the smoothed one (``bench levels``: frames of packet_jitter_20).
 STEADY_SHARE = 0.25
+#: Congestion control for random losses; sockets take its name.
 PACED = b"bbr"
 
 
@@ -36,7 +38,7 @@ class Counters:
         segments: segments received, empty and repeated ones included; 0 where the kernel does not count.
         unacked: segments sent and not acknowledged yet.
         rtt_s, rtt_deviation_s: smoothed round trip between the kernels, and its mean deviation (seconds).
-        delivered: bytes of segments that have reached the far end, those behind a hole included.
+        delivered: bytes that have reached the far end, those behind a lost segment included; segments times their size.
     """
 
     acked: int
@@ -49,40 +51,49 @@ class Counters:
 
 
 class Deliveries:
-    """Bytes that have reached the far end, look by look, while an upload is under way.
+    """Samples of the bytes that have reached the far end while an upload is under way.
 
-    Their pace is the link's whatever the delay is, and whenever the threads of the two ends have looked.
+    Their rate is the link's. It depends neither on the delay nor on when the threads of the two ends ran.
     """
 
-    #: A run of looks says something from so many bytes and seconds on; a longer gap than this ends it: TCP waited, not
-    #: the link (``bench levels``: error).
+    #: A run of samples counts from so many bytes and seconds on. A gap of more seconds than GAP_S ends it: in a gap TCP
+    #: sent nothing, whatever the link could carry (``bench levels``: error).
     LEAST_BYTES, LEAST_S, GAP_S = 16 << 10, 3e-3, 0.01
-    #: Looks that are stored.
+    #: Samples that are stored at most.
     MOST = 1000
 
     def __init__(self) -> None:
         self._samples: List[Tuple[float, int, int]] = []
 
     def add_sample(self, now: float, remaining: int, delivered: int) -> None:
-        """Add the bytes that were not acknowledged yet at ``now`` (seconds), and those delivered in all."""
+        """Add a sample while an upload is under way, and the first one after it.
+
+        Args:
+            now: seconds, monotonic.
+            remaining: bytes that are not acknowledged yet.
+            delivered: bytes delivered since the connection began.
+        """
         if remaining or (self._samples and self._samples[-1][1]):
             self._samples.append((now, remaining, delivered))
             del self._samples[: -self.MOST]
 
     def take_runs(self, end_s: float) -> Tuple[float, float, float]:
-        """Remove the looks up to ``end_s``; returns the bytes and seconds of their runs, and when nothing remained.
+        """Remove the samples up to ``end_s``, and sum up their runs.
 
-        inf stands for: something did at each look.
+        A run ends at a gap. It consists of the samples at which more bytes had arrived than before.
+
+        Returns:
+            Bytes and seconds of all runs, and the time of the first sample without remaining bytes; inf: there is none.
         """
         samples = [sample for sample in self._samples if sample[0] <= end_s]
         del self._samples[: len(samples)]
-        samples = list(itertools.dropwhile(lambda look: not look[1], samples))
+        samples = list(itertools.dropwhile(lambda sample: not sample[1], samples))
         runs: List[List[Tuple[float, int]]] = [[]]
         for (before_s, _, before), (now, remaining, delivered) in zip(samples, samples[1:]):
             if not remaining or now - before_s > self.GAP_S:
                 runs.append([])
             elif runs[-1] and now - runs[-1][-1][0] > self.GAP_S:
-                runs[-1].pop()  # it had stopped by then
+                runs[-1].pop()  # the gap had begun before that sample
                 runs.append([])
             elif delivered > before:
                 runs[-1].append((now, delivered))
@@ -93,14 +104,14 @@ class Deliveries:
 
 
 class Connection:
-    """A borrowed connection, known by descriptor *and* inode.
+    """A TCP connection that ZeroMQ owns, identified by descriptor *and* inode.
 
-    The owner may close the descriptor at any moment and the kernel hands its number out again. So each look works on a
-    duplicate whose inode is compared first; no look ever touches a stranger's socket, and none keeps ours open.
+    The owner may close the descriptor at any time, and the kernel may then give its number to another file. So each
+    method works on a duplicate, after a check of its inode. Only :meth:`hold_counters` keeps a duplicate open.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Raises OSError if the descriptor is not open any more."""
+        """Raises OSError if the descriptor is not open."""
         self.descriptor = descriptor
         self._inode = os.fstat(descriptor).st_ino
         self._duplicated: Optional[socket.socket] = None
@@ -112,13 +123,13 @@ class Connection:
         self._duplicated = self._duplicate_socket()
 
     def release_counters(self) -> None:
-        """End :meth:`hold_counters`: from now on the owner's close is the end."""
+        """End :meth:`hold_counters`: the connection closes when its owner closes it."""
         if self._duplicated is not None:
             self._duplicated.close()
             self._duplicated = None
 
     def read_counters(self) -> Optional[Counters]:
-        """None if the connection is gone or the kernel does not count."""
+        """Return the kernel's counters; None if the connection is gone or the kernel has none."""
         duplicate = self._duplicated.dup() if self._duplicated is not None else self._duplicate_socket()
         if duplicate is None:
             return None
@@ -127,7 +138,7 @@ class Connection:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             except OSError:
                 return None
-        if len(info) < _LEAST_BYTES:
+        if len(info) < _SHORT_INFO_BYTES:
             return None
         acked, received = struct.unpack_from("=QQ", info, 120)
         if len(info) < _INFO_BYTES:
@@ -138,15 +149,15 @@ class Connection:
         return Counters(acked, received, segments, unacked, rtt_us / 1e6, deviation_us / 1e6, size * delivered)
 
     def note_losses(self, now: float, retransmitted: int, sent: int, steady: bool) -> None:
-        """Have the kernel send by what arrives (BBR), once segments are lost at random: other ways slow down at each.
+        """Switch to BBR once segments are lost at random: other congestion controls slow down at each loss.
 
-        Where this process may not use it, nothing changes.
+        Nothing changes where this process may not use BBR.
 
         Args:
             now: seconds, monotonic.
             retransmitted: segments sent again so far.
             sent: segments sent so far.
-            steady: whether round trips are alike.
+            steady: whether round trips vary little (:data:`STEADY_SHARE`).
         """
         self._retransmitted = retransmitted
         if now - self._episode_s < EPISODE_S:
@@ -214,11 +225,11 @@ class Wakeup:
             os.write(self._write, b"w")
 
     def clear_wakeups(self) -> None:
-        """Call before looking at the work, so that work added during the look wakes again."""
+        """Empty the pipe. Call it before checking for work, so that work added meanwhile wakes the thread again."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self.descriptor, 64)) == 64:
                 pass
-        # after the read: the other way round, a wake in between would be eaten and every later one be taken for merged
+        # after the read: otherwise the byte of a wake in between would be read, and later wakes would write none
         self._pending = False
 
     def close(self) -> None:

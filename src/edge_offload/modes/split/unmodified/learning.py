@@ -1,8 +1,8 @@
-"""From segments that come again to splits that are open: which are inferences, what they are, and on whose weights.
+"""Finds the inferences of a program among its repeated segments, records them, and opens their splits.
 
-A segment that begins with an upload and ends in a read is followed. When the same one has run a few times on the same
-storages it is taken for an inference: its weights are copied from the executor, it becomes a sequence (:mod:`.lift`),
-and a split is opened, all in the background.
+Segments that begin with an upload and end in a read are followed. A segment that has run :data:`.REPEATS` times on the
+same storages is taken for an inference. The rest happens in the background: its weights are copied from the executor,
+it becomes a sequence of operators (:mod:`.lift`), and a split is opened.
 """
 
 from __future__ import annotations
@@ -36,20 +36,29 @@ from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.split.model.network import TracedNetwork
 
 MAX_FOLLOW_UPS = 64
-"""Reads of one inference behind its first."""
+"""Further reads of one inference, after its first."""
 MAX_OPEN = 4
+"""Splits that are open at once."""
 MAX_NAMES = 5
-"""Operators that are named because they cannot be divided."""
+"""Kinds of operators that the notice names because they cannot be divided."""
 MAX_CHANGES = 3
-"""Times that an inference is learnt anew because its weights were changed."""
+"""Times that an inference is recorded again after its weights were changed."""
 
 _log = logging.getLogger(__name__)
+#: Opens a split of a recorded network.
 Opener = Callable[[TracedNetwork], SplitRunner]
 
 
 @dataclass
 class ReadTrace:
-    """The segments of one inference as they come, each with what was read at its end (None where it was not kept)."""
+    """The segments of the latest run of an inference: the first one, then those of its follow-up reads.
+
+    Attributes:
+        inference: the inference.
+        invocations: of the segments, in order.
+        tensors: what each of them read at its end; None where that was not stored.
+        later: the follow-up reads, one less than invocations.
+    """
 
     inference: RecordedInference
     invocations: List[SegmentInvocation]
@@ -57,7 +66,7 @@ class ReadTrace:
     later: List[FollowUpRead] = field(default_factory=list)
 
     def add_segment(self, invocation: SegmentInvocation, tensor: Optional[torch.Tensor]) -> bool:
-        """Add a segment if it is another part of the inference; return True if so."""
+        """Add a segment if it is a follow-up read of the inference; return whether it is."""
         follow_up = FollowUpRead.describe_segment(
             invocation.segment, invocation.live, invocation.numbers, self.invocations[0].base
         )
@@ -74,7 +83,7 @@ class ReadTrace:
         return True
 
     def common_reads(self) -> Tuple[FollowUpRead, ...]:
-        """Return the follow-up reads that all runs so far have in common."""
+        """Return the first follow-up reads, up to where this run differs from those before."""
         result: List[FollowUpRead] = []
         for present, earlier in zip(self.later, self.inference.later if self.inference.runs > 1 else self.later):
             if present != earlier:
@@ -84,13 +93,13 @@ class ReadTrace:
 
 
 class SplitLearner:
-    """Follows what the device computes, and opens splits.
+    """Follows the segments that the device computes, and opens splits of inferences.
 
     Args:
-        dispatcher: gives the weights that the executor holds.
-        inferences: those that are known.
-        opener: makes the split of an inference.
-        once: says things to the user.
+        dispatcher: fetches weights from the executor.
+        inferences: of the program, candidates included.
+        opener: opens the split of an inference.
+        once: notifies the user, of the same text once.
     """
 
     def __init__(self, dispatcher: SegmentDispatcher, inferences: InferenceStore, opener: Opener, once: Once) -> None:
@@ -101,7 +110,13 @@ class SplitLearner:
     def add_computed(
         self, inference: Optional[RecordedInference], invocation: SegmentInvocation, tensor: Optional[torch.Tensor]
     ) -> None:
-        """The device has computed a segment whose read gave ``tensor``: an inference, or perhaps a part of the last."""
+        """Take in a segment that the device has computed.
+
+        Args:
+            inference: that the segment may be; None: it may be a follow-up read of the last one.
+            invocation: of the segment.
+            tensor: what it read at its end; None: that was not stored.
+        """
         if inference is not None:
             self.end_trace()
             inference.runs += 1
@@ -110,7 +125,7 @@ class SplitLearner:
             self.end_trace()
 
     def stop_trace(self) -> None:
-        """Stop the trace without learning: the next segment is no part of it."""
+        """Drop the trace, and record nothing from it."""
         self._trace = None
 
     def end_trace(self) -> None:
@@ -129,14 +144,20 @@ class SplitLearner:
     def start_recording(
         self, inference: RecordedInference, invocations: Sequence[SegmentInvocation], expected: Sequence[torch.Tensor]
     ) -> None:
-        """Record an inference whose reads gave ``expected``, if it can be divided."""
+        """Begin to record an inference in the background if it can be divided; otherwise leave it to the device.
+
+        Args:
+            inference: to record.
+            invocations: of its segments, in order.
+            expected: what each of them read.
+        """
         signatures = self._dispatcher.definitions.signatures
         definitions = [signatures.definition_of(invocation.segment) for invocation in invocations]
-        read = [*definitions[:-1], append_reads(definitions[-1], inference.uses.readable, signatures)]
-        joined = join_segments(invocations, read)
+        with_reads = [*definitions[:-1], append_reads(definitions[-1], inference.uses.readable, signatures)]
+        joined = join_segments(invocations, with_reads)
         recorded = self._inferences.calls.read_segment(joined.definition)
         reason = unavailable_reason(recorded, joined.live, len(expected))
-        if reason is not None and len(invocations) > 1:  # then perhaps up to its first read
+        if reason is not None and len(invocations) > 1:  # its first segment alone may be divisible
             inference.later = ()
             return self.start_recording(inference, invocations[:1], expected[:1])
         if reason is None and sum(item.runner is not None for item in self._inferences.list_inferences()) >= MAX_OPEN:
@@ -163,19 +184,19 @@ class SplitLearner:
         expected: List[torch.Tensor],
         fetched: Future[Any],
     ) -> None:
-        """Record the network and open its split, in a separate thread."""
+        """Record the network and open its split; runs in a background thread."""
         try:
             network = record_network(inference, recorded, joined, first, expected, fetched)
-            count, local = len(network.program.sequence), network.located.count_kinds()["local"]
+            total, divisible = len(network.program.sequence), network.located.count_kinds()["local"]
             undivided = ", ".join(
-                f"{count_of} {name}" for name, count_of in network.located.count_global().most_common(MAX_NAMES)
+                f"{count} {name}" for name, count in network.located.count_global().most_common(MAX_NAMES)
             )
-            summary = f"{inference.name} is recorded: {local} of {count} operators can be divided"
+            summary = f"{inference.name} is recorded: {divisible} of {total} operators can be divided"
             self._once.notify(f"{summary}; in one piece: {undivided}" if undivided else summary)
             runner = self.opener(network)
             runner.unavailable_reason(first.payloads)
             inference.runner = runner
-            if inference.problem:  # its weights have been changed meanwhile
+            if inference.problem:  # its weights were changed while it was recorded
                 runner.close()
         except EdgeOffloadError as error:
             self._inferences.disable(inference, str(error))

@@ -1,4 +1,4 @@
-"""Putting the virtual device of mode ``split`` into a program that ``edge-offload exec`` started."""
+"""Installs the virtual device of mode ``split`` in a program that ``edge-offload exec`` has started."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ from edge_offload.replay.recorder import Recorder
 from edge_offload.split.model.network import TracedNetwork
 
 IDLE_S = 1.0
-"""Between probes of an idle link, and between its heartbeats: what the program computes by itself shares its cores with
-them."""
+"""Seconds between probes of an idle link, and between its heartbeats: both take processor time from the program."""
 
 
 def install_from_environment() -> installation.Installed:
-    """Install as the launcher asked for in the environment (called once torch has been imported).
+    """Install the device with the launcher's settings, which are environment variables; torch has been imported.
 
     Raises:
         BadInput: no server is named, or its key is not known.
@@ -52,7 +51,7 @@ def install_from_environment() -> installation.Installed:
     notified = ""
 
     def notify_difference(state: LinkState, _cause: str) -> None:
-        """What is to be done about another torch on the server, once for each that comes."""
+        """Notify the user of another release of torch on the server, once for each release."""
         nonlocal notified
         if state is LinkState.READY:
             torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
@@ -68,23 +67,23 @@ def install_from_environment() -> installation.Installed:
         torch.set_num_threads(settings.threads)
     session = InProcessSession() if in_process else None
     if settings.device != "cpu":
-        # what the device gives is compared with the record, and TF32 is farther off than rounding
+        # results of the device are checked against recorded ones, and TF32 differs by more than rounding
         os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     remote = WorkerRemote(settings.device, settings.threads) if session is None else in_process_remote(session)
-    halves = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
+    executor = ExecutorProcess(settings.device, settings.threads) if settings.device != "cpu" else None
 
-    def opener(network: TracedNetwork, **plans: Any) -> SplitRunner:
-        place = None if halves is None else CompanionPlace(halves, recorded=True)
+    def open_split(network: TracedNetwork, **plans: Any) -> SplitRunner:
+        place = None if executor is None else CompanionPlace(executor, recorded=True)
         return SplitRunner(RecordedSource(network), client, settings.slowdown, place=place, **plans)
 
-    def strategy_of(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:
-        return SplitStrategy(dispatcher, opener, settings.slowdown, session)
+    def make_strategy(_mode: Mode, dispatcher: SegmentDispatcher) -> SplitStrategy:
+        return SplitStrategy(dispatcher, open_split, settings.slowdown, session)
 
-    def make(native: Any, remote: Any, mode: Mode) -> Tuple[Any, Recorder]:
-        recorder = Recorder(native, remote, mode, strategy_of)
+    def make_recorder(native: Any, remote: Any, mode: Mode) -> Tuple[Any, Recorder]:
+        recorder = Recorder(native, remote, mode, make_strategy)
         return recorder if session is None else InProcessHandler(recorder, session, settings.slowdown), recorder
 
-    installed = installation.install_device(libraries, remote, Mode.SPLIT, make)
+    installed = installation.install_device(libraries, remote, Mode.SPLIT, make_recorder)
     strategy: SplitStrategy = installed.recorder.strategy
 
     def end() -> None:
@@ -96,15 +95,16 @@ def install_from_environment() -> installation.Installed:
         strategy.close()
         prober.close()
         client.close()
-        if halves is not None:
-            halves.close()
+        if executor is not None:
+            executor.close()
 
     atexit.register(end)
     return installed
 
 
 def _add_to_tally(path: str, facts: Dict[str, Any]) -> None:
-    with contextlib.suppress(OSError, ValueError):  # where nothing could be written, the figures were told
+    """Add to the tally that :meth:`.Installed.write_tally` wrote."""
+    with contextlib.suppress(OSError, ValueError):  # it was not written: its figures were printed instead
         with open(path, encoding="utf-8") as stream:
             tally = json.load(stream)
         installation.write_tally_file(path, {**tally, **facts})
