@@ -1,7 +1,8 @@
 """Runs at the start of a program launched by ``edge-offload exec``: sets the virtual device up around ``import torch``.
 
-It changes nothing until the program imports torch, or what would use a GPU of this machine. A ``sitecustomize`` that
-was there before is run as well. What became of the device goes to the file of the launcher, if it waits for a report.
+Nothing changes until the program imports torch, or a library that would use a GPU of this machine. Another
+``sitecustomize``, which this one hides, is executed first. The progress (``python``, then ``device`` or ``local``) is
+appended to the file named by ``EDGE_OFFLOAD_EXEC_REPORT``, if the launcher set it.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _report(word: str) -> None:
-    """Tell the launcher how far this Python is; nobody waits where there is no file."""
+    """Append ``word`` to the launcher's report file; does nothing where there is none."""
     path = os.environ.get("EDGE_OFFLOAD_EXEC_REPORT")
     if path:
         with contextlib.suppress(OSError):
@@ -31,7 +32,7 @@ def _print(text: str) -> None:
 
 
 class _TorchLoader(importlib.abc.Loader):
-    """Loads torch as usual, between the two halves of setting the device up."""
+    """Loads torch by its real loader, then installs the virtual device."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -40,17 +41,22 @@ class _TorchLoader(importlib.abc.Loader):
         return self._real.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        collects = gc.isenabled()
-        gc.disable()  # of what is imported nothing is garbage, and to look for some takes a tenth of the time
+        was_enabled = gc.isenabled()
+        gc.disable()  # an import makes no garbage, and searching for it takes a tenth of the import's time
         try:
-            self._install_around(module)
+            self._load_and_install(module)
         finally:
             gc.freeze()
-            gc.unfreeze()  # all of it is old now: the next passes over new objects leave it out
-            if collects:
+            gc.unfreeze()  # moves all objects to the oldest generation, which collections of young objects skip
+            if was_enabled:
                 gc.enable()
 
-    def _install_around(self, module: Any) -> None:
+    def _load_and_install(self, module: Any) -> None:
+        """Execute torch's module, then install the virtual device.
+
+        Raises:
+            SystemExit: the device cannot be installed; the message is one line.
+        """
         module.__spec__.loader = self._real
         module.__loader__ = self._real
         self._real.exec_module(module)
@@ -68,12 +74,12 @@ class _TorchLoader(importlib.abc.Loader):
         except EdgeOffloadError as error:
             raise SystemExit(f"edge-offload exec: {error}") from None
         except ModuleNotFoundError as error:
-            raise SystemExit(f"edge-offload exec: {_lacking(error)}") from None
+            raise SystemExit(f"edge-offload exec: {_describe_missing(error)}") from None
         _report("device")
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Steps in once, for ``import torch``."""
+    """Intercepts the first ``import torch``: preloads the guard library and begins to connect to the server."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[Any]:
         if name != "torch" or path is not None:
@@ -87,8 +93,8 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
             from edge_offload.errors import EdgeOffloadError
         except ImportError as error:
             if os.environ.get("EDGE_OFFLOAD_EXEC_ABSENT") != "local":
-                raise SystemExit(f"edge-offload exec: {_lacking(error)}") from None
-            _print(f"{_lacking(error)}; everything is computed on this machine")
+                raise SystemExit(f"edge-offload exec: {_describe_missing(error)}") from None
+            _print(f"{_describe_missing(error)}; everything is computed on this machine")
             _report("local")
             return spec
         if not visible.is_visible(os.environ):
@@ -104,24 +110,24 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _lacking(error: ImportError) -> str:
-    """What this Python lacks, and the remedy."""
+def _describe_missing(error: ImportError) -> str:
+    """Return an error text that names the missing package and the remedy."""
     what = f"the package {error.name.split('.')[0]}" if error.name else str(error)
     launcher = os.environ.get("EDGE_OFFLOAD_EXEC_PYTHON", "")
     other = f", or start the program with {launcher}" if launcher else ""
     return f"{sys.executable} lacks {what}, which the virtual device needs; install edge_offload into it{other}"
 
 
-def _chain() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Run the ``sitecustomize`` that this one hides, if any."""
-    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    other_entries = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", other_entries)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def _gpu_libraries() -> Any:
-    """The module of that name, by its path: this Python may lack the package."""
+def _load_gpu_libraries() -> Any:
+    """Load ``device/gpu_libraries.py`` by its path, because this Python may lack the package."""
     path = os.path.join(os.path.dirname(_HERE), "device", "gpu_libraries.py")
     spec = importlib.util.spec_from_file_location("_edge_offload_gpu_libraries", path)
     assert spec is not None
@@ -131,8 +137,8 @@ def _gpu_libraries() -> Any:
     return module
 
 
-_chain()
+_run_hidden_sitecustomize()
 if os.environ.get("EDGE_OFFLOAD_EXEC_MODE"):
     _report("python")
     sys.meta_path.insert(0, _TorchFinder())
-    _gpu_libraries().watch_imports()
+    _load_gpu_libraries().watch_imports()

@@ -14,7 +14,11 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
     """Yield the records of the messages in a bag, in the order of their receipt.
 
     Topics are recognised by the end of their name and by their type, because the robot may run in a namespace.
-    ``namespace`` selects one robot of several.
+
+    Args:
+        path: of the bag.
+        reading: counts the good and the bad messages.
+        namespace: selects one robot of several; empty: the only one.
 
     Raises:
         BadInput: the file is no bag, or holds no topic of edge_offload.
@@ -37,7 +41,7 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
             for topic, message, received in bag.read_messages(topics=list(kinds)):
                 yield from _convert_message(kinds[topic], message, received.to_sec(), changes, reading)
     except (rosbag.ROSBagException, OSError, ValueError) as error:
-        if isinstance(error, EdgeOffloadError):
+        if isinstance(error, EdgeOffloadError):  # BadInput is a ValueError, too
             raise
         remedy = "'rosbag reindex' repairs a bag that was cut off"
         raise BadInput(f"cannot read {path}: {error}", remedy=remedy) from error
@@ -46,16 +50,16 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
 
 
 def _choose_topics(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[str, str]:
-    """Map the topics of one robot to their kind of record.
+    """Return the topics of one robot, each with the kind of its records.
 
     Raises:
         BadInput: there are none, or those of several robots.
     """
     chosen: Dict[str, str] = {}
-    within = f"/{namespace.strip('/')}/" if namespace.strip("/") else "/"
+    prefix = f"/{namespace.strip('/')}/" if namespace.strip("/") else "/"
     for name, message_type in sorted(types.items()):
         kind = _record_kind(name, message_type)
-        if not kind or (kind != "diagnostic" and not f"/{name.lstrip('/')}".startswith(within)):
+        if not kind or (kind != "diagnostic" and not f"/{name.lstrip('/')}".startswith(prefix)):
             continue
         if kind != "diagnostic" and kind in chosen.values():
             first = next(topic for topic, other in chosen.items() if other == kind)
@@ -69,11 +73,12 @@ def _choose_topics(types: Dict[str, str], namespace: str, path: pathlib.Path) ->
 
 
 def _record_kind(name: str, message_type: str) -> str:
+    """Return the kind of records that a topic gives; empty if none."""
     if name == messages.DIAGNOSTICS_TOPIC and message_type == "diagnostic_msgs/DiagnosticArray":
         return "diagnostic"
     for kind, topic in messages.TOPICS.items():
         tail = f"/{topic.name}"
-        # server/offload/latency is the same frame again, seen by the server
+        # server/offload/latency reports the same frames as offload/latency, from the server's side
         matches = f"/{name.lstrip('/')}".endswith(tail) and not name.endswith(f"/server{tail}")
         if matches and message_type == f"{topic.package}/{topic.message}":
             return kind
@@ -83,6 +88,7 @@ def _record_kind(name: str, message_type: str) -> str:
 def _convert_message(
     kind: str, message: object, t_s: float, changes: messages.DiagnosticChanges, reading: Reading
 ) -> Iterator[Record]:
+    """Yield the records of one message received at ``t_s`` (s since 1970), and count them in ``reading``."""
     if kind == "diagnostic":
         converted = changes.changed_records(message, t_s)
     else:
@@ -105,7 +111,7 @@ def is_bag(path: pathlib.Path) -> bool:
 
 
 def open_run(path: pathlib.Path, namespace: str = "") -> Tuple[Iterator[Record], Reading]:
-    """Open a bag or a JSON-lines file: its records, and the progress of reading."""
+    """Open a bag or a JSON-lines file; return its records, and the counts that grow while they are read."""
     from edge_offload.dashboard.stream import read
 
     reading = Reading()

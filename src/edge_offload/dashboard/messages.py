@@ -1,4 +1,8 @@
-"""Conversion of ROS messages to records, by their attributes alone, so that bags can be read without rospy."""
+"""Conversion of ROS messages to records.
+
+Only attributes of the messages are read, so that bags can be converted without rospy. Every converter takes a message
+and ``t_s``, the time of its receipt (s since 1970).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ MAX_TEXT = 500
 MAX_FRAME_BYTES = 4 << 20
 """Largest picture that is shown."""
 
-_MODES = {convert_mode.value for convert_mode in TABLE}
+_MODES = {known_mode.value for known_mode in TABLE}
+#: Names of the messages' constants, by number.
 _ENERGY = {0: "unknown", 1: "measured", 2: "model"}
 _STATES = {0: "unknown", 1: "standby", 2: "communication", 3: "inference"}
 _SOURCES = {0: "none", 1: "passive", 2: "active"}
@@ -24,7 +29,10 @@ _LEVELS = ("ok", "warn", "error", "stale")
 
 
 def _to_finite(value: float, low: float = 0.0) -> float:
-    """Return a finite value of at least ``low``: messages may hold NaN, or negative durations after a clock step."""
+    """Return ``value``, or ``low`` if it is less or not finite.
+
+    Messages may hold NaN, or negative durations after a step of the clock.
+    """
     return max(low, float(value)) if math.isfinite(value) else low
 
 
@@ -42,7 +50,7 @@ def _shorten_text(value: str) -> str:
 
 
 def convert_latency(message: Any, t_s: float) -> Optional[Record]:
-    """Convert Latency; None where it names an unknown mode."""
+    """Convert Latency; return None if its mode is unknown to this version."""
     if message.mode not in _MODES:
         return None
     return {
@@ -82,13 +90,13 @@ def convert_scene(message: Any, t_s: float) -> Optional[Record]:
 
 
 def _result_origin(message: Any) -> Record:
-    """Return the origin of a result that is not fresh; messages of earlier versions lack it."""
+    """Return ``{"origin": ...}`` of a result that is not fresh, else ``{}``; messages of earlier versions lack it."""
     origin = getattr(getattr(message, "result", None), "origin", "")
     return {"origin": origin} if origin in ("carried", "local", "none") else {}
 
 
 def mode(message: Any, t_s: float) -> Optional[Record]:
-    """Convert OffloadMode; None where it names an unknown mode."""
+    """Convert OffloadMode; return None if its mode is unknown to this version."""
     if message.mode not in _MODES:
         return None
     return {
@@ -117,7 +125,7 @@ def convert_bandwidth(message: Any, t_s: float) -> Optional[Record]:
 
 
 def convert_power(message: Any, t_s: float) -> Optional[Record]:
-    """Convert Power; None where the watts are unknown."""
+    """Convert Power; return None if its watts are not finite (unknown)."""
     if not math.isfinite(message.watts):
         return None
     return {
@@ -151,19 +159,23 @@ def convert_server(message: Any, t_s: float) -> Optional[Record]:
 
 
 class DiagnosticChanges:
-    """Records of changes in DiagnosticArray; of a text that changes constantly, at most one per ``pause_s`` seconds."""
+    """Converter of DiagnosticArray that returns a record only where a status has changed.
 
-    MAX_NAMES = 256
+    Args:
+        pause_s: seconds between two records of one status whose text changes but whose level does not.
+    """
+
+    MAX_NAMES = 256  # statuses of further names are left out
 
     def __init__(self, pause_s: float = 5.0) -> None:
         self._pause_s = pause_s
-        self._reported: Dict[str, Tuple[str, str, float]] = {}
+        self._reported: Dict[str, Tuple[str, str, float]] = {}  # by name: level, text with battery, t_s
 
     def changed_records(self, message: Any, t_s: float) -> List[Record]:
-        """Return the records of what changed in ``message``."""
+        """Return a record of every status in ``message`` that has changed."""
         changes = []
         for status in message.status:
-            # a byte in Python 2 messages, a number in Python 3 ones
+            # the level is a byte in some versions of the message class, an integer in others
             number = status.level if isinstance(status.level, int) else ord(status.level)
             level = _LEVELS[number] if 0 <= number < len(_LEVELS) else "stale"
             name, text = _shorten_text(status.name), _shorten_text(status.message)
@@ -180,12 +192,12 @@ class DiagnosticChanges:
 
 
 class Topic(NamedTuple):
-    """Source of a kind of record.
+    """Topic whose messages become records of one kind.
 
     Attributes:
-        name: relative topic name (absolute for /diagnostics).
-        package, message: its type.
-        convert: message and time of receipt (s) to a record, or None.
+        name: relative name of the topic.
+        package, message: type of its messages.
+        convert: makes a record from a message and its time of receipt (s since 1970); None: it cannot be used.
     """
 
     name: str
@@ -210,7 +222,10 @@ FRAME_TOPIC = "kapao/overlay/compressed"
 
 
 def picture_bytes(message: Any) -> Optional[bytes]:
-    """Return the JPEG or PNG file in a CompressedImage, else None. Format strings vary, so its first bytes decide."""
+    """Return the JPEG or PNG file in a CompressedImage; None: another format, or over :data:`MAX_FRAME_BYTES`.
+
+    The first bytes decide, because format strings vary.
+    """
     data = bytes(message.data)
     supported = data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
     return data if supported and len(data) <= MAX_FRAME_BYTES else None

@@ -1,4 +1,4 @@
-"""Sources of a dashboard's records: their interface, and the player of a file or stream."""
+"""Sources of a dashboard's records: the interface, and a player of files and streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_offload.errors import EdgeOffloadError
 
 
 class RecordSource(abc.ABC):
-    """Source of records, described in the page's head.
+    """Source of a dashboard's records; the head of the page shows its title and state.
 
     Attributes:
         title: name of the robot or file.
@@ -25,23 +25,25 @@ class RecordSource(abc.ABC):
     def status(self) -> Dict[str, Any]:
         """Return the source's state for the page.
 
-        ``state`` (live, waiting, lost, playing, ended, failed), ``text`` (for people), ``now_s`` (current time of the
-        records' clock, s since 1970, or None) and ``waits_for`` (topic of each kind of record).
+        Returns:
+            ``state``: live, waiting, lost, playing, ended or failed. ``text``: a message for the user.
+            ``now_s``: current time on the records' clock, s since 1970, or None.
+            ``waits_for``: topic by kind of record.
         """
 
     def set_viewers(self, viewers: int) -> None:  # noqa: B027 (most sources do not care)
-        """Set the number of browsers; without any, pictures need not be fetched."""
+        """Set the number of browsers that show the page. With none, pictures need not be fetched."""
 
 
 class Player(RecordSource):
-    """Plays records into a history, in a thread of its own.
+    """Thread that plays records into a history.
 
     Args:
         title: name of the file or stream.
-        open_records: opens the records from their start, with the progress of reading.
+        open_records: called with the player; returns all records from the first one, and the counts of reading.
         history: receives the records.
-        speed: 1: as recorded, 2: twice as fast, ...; 0: as fast as they can be read. Pauses last at most 10 s.
-        loop: restart at the end.
+        speed: 1: as recorded, 2: twice as fast; 0: as fast as they can be read. Recorded gaps count as at most 10 s.
+        loop: whether to restart at the end.
     """
 
     def __init__(
@@ -59,33 +61,34 @@ class Player(RecordSource):
         self._loop = loop
         self._lock = threading.Lock()
         self._state, self._text = "waiting", "no record yet"
+        # time of the newest record (s since 1970), and when it was played (monotonic s)
         self._newest_s: Optional[float] = None
         self._newest_at = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._play_repeatedly, name="player", daemon=True)
 
     def start(self) -> None:
-        """Start to play."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop playing."""
+        """Stop the thread, and wait for it at most 2 s."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(2.0)
 
     def pause(self, seconds: float) -> bool:
-        """Wait, and return whether to continue."""
+        """Wait, at most ``seconds``; return False once the player is closed."""
         return not self._stop.wait(seconds)
 
     def status(self) -> Dict[str, Any]:
         """Return the player's state (see :class:`RecordSource`)."""
         with self._lock:
-            now = self._newest_s
-            if now is not None and self._state == "playing":
+            now_s = self._newest_s
+            if now_s is not None and self._state == "playing":
                 # the clock continues between two records
-                now += (time.monotonic() - self._newest_at) * (self._speed or 1.0)
-            return {"state": self._state, "text": self._text, "now_s": now, "waits_for": {}}
+                now_s += (time.monotonic() - self._newest_at) * (self._speed or 1.0)
+            return {"state": self._state, "text": self._text, "now_s": now_s, "waits_for": {}}
 
     def _play_repeatedly(self) -> None:
         while not self._stop.is_set():
@@ -104,15 +107,15 @@ class Player(RecordSource):
 
     def _play_once(self) -> Reading:
         records, reading = self._open(self)
-        due, before = time.monotonic(), None
+        due_s, previous_s = time.monotonic(), None
         for record in records:
-            if before is not None and self._speed:
-                due += min(max(0.0, record["t_s"] - before), 10.0) / self._speed
-            if self._stop.is_set() or (self._speed and not self.pause(max(0.0, due - time.monotonic()))):
+            if previous_s is not None and self._speed:
+                due_s += min(max(0.0, record["t_s"] - previous_s), 10.0) / self._speed
+            if self._stop.is_set() or (self._speed and not self.pause(max(0.0, due_s - time.monotonic()))):
                 break
-            before = record["t_s"]
+            previous_s = record["t_s"]
             self._history.put(record)
-            self._set_position(before)
+            self._set_position(previous_s)
         return reading
 
     def _set_position(self, t_s: float) -> None:

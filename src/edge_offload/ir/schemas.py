@@ -1,4 +1,4 @@
-"""Look-up of torch's overloads by name, and of their enumerated arguments."""
+"""Look-up of torch's operator overloads by name, and of their arguments that stand for enumerations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from edge_offload.errors import Unsupported
 
+#: Namespace, operator and overload.
 _NAME = re.compile(r"([A-Za-z_]\w*)\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)")
 
 
@@ -21,7 +22,7 @@ def find_overload(name: str) -> Any:
     a Python attribute that is not a registered operator.
 
     Raises:
-        Unsupported: this torch has no such overload.
+        Unsupported: the name is malformed, or this torch has no such overload.
     """
     match = _NAME.fullmatch(name)
     remedy = "install the torch or torchvision version that the program was recorded with"
@@ -36,6 +37,7 @@ def find_overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), operator), variant)
 
 
+#: Enumerations of torch whose arguments a schema types as integers.
 ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
 
 
@@ -43,9 +45,10 @@ ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
 def enumerated_arguments(overload: Any) -> Tuple[Tuple[int, str, str], ...]:
     """Lists the arguments of an overload that stand for a dtype, a layout or a memory format.
 
-    Position, name and kind (one of :data:`ENUMERATIONS`) of each.
+    Schemas type them as integers. torch does not check their range, and reads outside its table for an unknown number.
 
-    Schemas call them integers, and torch looks beyond its table of names for an integer that stands for none.
+    Returns:
+        position, name and kind (one of :data:`ENUMERATIONS`) of each argument.
     """
     kinds = []
     for position, argument in enumerate(overload._schema.arguments):

@@ -1,7 +1,7 @@
-"""Bounded msgpack form of a sequence: what is decoded is checked, and nothing in it is ever executed.
+"""Encoding of operator sequences as msgpack, and decoding with checks. Decoding executes nothing.
 
-Sizes are bounded before anything is allocated in proportion to them; integers must fit 64 bits; every list has a
-limit; unknown keys, kinds and trailing bytes are refused; the result has passed ``OperatorSequence.validate``.
+Sizes are bounded before memory is allocated in proportion to them, and every list has a limit. Integers must fit 64
+bits. Unknown keys and kinds and trailing bytes are refused. The result has passed ``OperatorSequence.validate``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from edge_offload.ir.values import MAX_RANK, Kind, Value
 FORMAT = 1
 _KEYS = {"format", "values", "inputs", "constants", "operators", "outputs", "live_outs", "rebinds"}
 _INT64 = range(-(2**63), 2**63)
-_MAX_TEXT = 4096
+_MAX_TEXT = 4096  # bytes of one string
 
 
 @dataclass(frozen=True)
 class SequenceLimits:
-    """Upper bounds that a decoder accepts."""
+    """Upper bounds that a decoder accepts.
+
+    Attributes:
+        nbytes: bytes of the encoded sequence.
+        values: values, and items of each list of values of the sequence.
+        operators: operators.
+        arguments: items of any one list of an operator.
+    """
 
     nbytes: int = 64 << 20
     values: int = 500_000
@@ -34,7 +41,7 @@ class SequenceLimits:
 
 
 class _ValueRow(NamedTuple):
-    """A value as it travels."""
+    """Encoded :class:`Value`: a list of these fields, unchecked."""
 
     id: Any
     dtype: Any
@@ -46,7 +53,7 @@ class _ValueRow(NamedTuple):
 
 
 class _OperatorRow(NamedTuple):
-    """An operator as it travels."""
+    """Encoded :class:`Operator`: a list of these fields, unchecked."""
 
     name: Any
     args: Any
@@ -61,7 +68,7 @@ def encode(sequence: OperatorSequence) -> bytes:
     """Packs ``sequence`` as msgpack.
 
     Raises:
-        BadInput: an integer argument does not fit 64 bits.
+        BadInput: an integer argument does not fit 64 bits, or an argument is of another type than :data:`Arg`.
     """
     document = {
         "format": FORMAT,
@@ -94,11 +101,11 @@ def decode(data: bytes, limits: Optional[SequenceLimits] = None) -> OperatorSequ
     limits = limits or SequenceLimits()
     if len(data) > limits.nbytes:
         _refuse(f"{len(data)} bytes, the limit is {limits.nbytes}")
-    longest = max(limits.values, limits.operators)
+    max_items = max(limits.values, limits.operators)
     try:
         document = msgpack.unpackb(
             data, raw=False, strict_map_key=True, use_list=True,
-            max_str_len=_MAX_TEXT, max_bin_len=64, max_array_len=longest, max_map_len=16, max_ext_len=0,
+            max_str_len=_MAX_TEXT, max_bin_len=64, max_array_len=max_items, max_map_len=16, max_ext_len=0,
         )  # fmt: skip
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         _refuse(f"not msgpack within the limits ({type(error).__name__}: {error})")
@@ -114,15 +121,15 @@ def decode(data: bytes, limits: Optional[SequenceLimits] = None) -> OperatorSequ
 
 def _read_sequence(document: Dict[str, Any], limits: SequenceLimits) -> OperatorSequence:
     values: Dict[int, Value] = {}
-    for read in itertools.starmap(_ValueRow, _read_rows(document["values"], len(_ValueRow._fields), limits.values)):
+    for fields in itertools.starmap(_ValueRow, _read_rows(document["values"], len(_ValueRow._fields), limits.values)):
         value = Value(
-            id=_read_integer(read.id),
-            dtype=_read_text(read.dtype),
-            shape=_read_integers(read.shape, MAX_RANK),
-            kind=_read_kind(read.kind),
-            strides=None if read.strides is None else _read_integers(read.strides, MAX_RANK),
-            offset=_read_integer(read.offset),
-            storage=None if read.storage is None else _read_integer(read.storage),
+            id=_read_integer(fields.id),
+            dtype=_read_text(fields.dtype),
+            shape=_read_integers(fields.shape, MAX_RANK),
+            kind=_read_kind(fields.kind),
+            strides=None if fields.strides is None else _read_integers(fields.strides, MAX_RANK),
+            offset=_read_integer(fields.offset),
+            storage=None if fields.storage is None else _read_integer(fields.storage),
         )
         if value.id in values:
             _refuse(f"value {value.id} is listed twice")
@@ -133,19 +140,21 @@ def _read_sequence(document: Dict[str, Any], limits: SequenceLimits) -> Operator
             _refuse("a digest is not bytes")
         constants[_read_integer(row[0])] = row[1].hex()
     operators: List[Operator] = []
-    most = limits.arguments
+    max_items = limits.arguments
     rows = _read_rows(document["operators"], len(_OperatorRow._fields), limits.operators)
     for op in itertools.starmap(_OperatorRow, rows):
         operators.append(
             Operator(
                 name=_read_text(op.name),
-                args=tuple(_read_argument(arg, limits) for arg in _read_list(op.args, most)),
+                args=tuple(_read_argument(arg, limits) for arg in _read_list(op.args, max_items)),
                 kwargs=tuple(
-                    (_read_text(key), _read_argument(arg, limits)) for key, arg in _read_rows(op.kwargs, 2, most)
+                    (_read_text(key), _read_argument(arg, limits)) for key, arg in _read_rows(op.kwargs, 2, max_items)
                 ),
-                outputs=tuple(None if item is None else _read_integer(item) for item in _read_list(op.outputs, most)),
-                mutates=_read_integers(op.mutates, most),
-                aliases=_read_pairs(op.aliases, most),
+                outputs=tuple(
+                    None if item is None else _read_integer(item) for item in _read_list(op.outputs, max_items)
+                ),
+                mutates=_read_integers(op.mutates, max_items),
+                aliases=_read_pairs(op.aliases, max_items),
                 scope=_read_text(op.scope),
             )
         )
@@ -161,7 +170,10 @@ def _read_sequence(document: Dict[str, Any], limits: SequenceLimits) -> Operator
 
 
 def _pack_arg(arg: Arg) -> Any:
-    """Scalars travel bare; everything else is ``[tag, ...]``, so that a list never means two things."""
+    """Return an argument as msgpack data: a scalar as itself, anything else as a list that begins with a tag.
+
+    Tags: ``v`` value (:class:`Ref`), ``y`` :class:`Symbol`, ``c`` complex number, ``l`` tuple.
+    """
     if arg is None or isinstance(arg, (bool, float, str)):
         return arg
     if isinstance(arg, int):
@@ -180,6 +192,7 @@ def _pack_arg(arg: Arg) -> Any:
 
 
 def _read_argument(item: Any, limits: SequenceLimits, depth: int = 0) -> Arg:
+    """Decode what :func:`_pack_arg` made."""
     if depth > MAX_DEPTH:
         _refuse(f"arguments nested deeper than {MAX_DEPTH}")
     if item is None or isinstance(item, (bool, float, str)):
@@ -222,23 +235,23 @@ def _read_kind(item: Any) -> Kind:
         _refuse(f"unknown kind of value {item!r}")
 
 
-def _read_list(item: Any, longest: int) -> List[Any]:
-    if not isinstance(item, list) or len(item) > longest:
-        _refuse(f"no list of at most {longest}")
+def _read_list(item: Any, max_items: int) -> List[Any]:
+    if not isinstance(item, list) or len(item) > max_items:
+        _refuse(f"no list of at most {max_items}")
     return list(item)
 
 
-def _read_integers(item: Any, longest: int) -> Tuple[int, ...]:
-    return tuple(_read_integer(part) for part in _read_list(item, longest))
+def _read_integers(item: Any, max_items: int) -> Tuple[int, ...]:
+    return tuple(_read_integer(part) for part in _read_list(item, max_items))
 
 
-def _read_rows(item: Any, width: int, longest: int) -> Sequence[List[Any]]:
-    rows = _read_list(item, longest)
+def _read_rows(item: Any, width: int, max_items: int) -> Sequence[List[Any]]:
+    rows = _read_list(item, max_items)
     for row in rows:
         if not isinstance(row, list) or len(row) != width:
             _refuse(f"a row is not a list of {width}")
     return rows
 
 
-def _read_pairs(item: Any, longest: int) -> Tuple[Tuple[int, int], ...]:
-    return tuple((_read_integer(row[0]), _read_integer(row[1])) for row in _read_rows(item, 2, longest))
+def _read_pairs(item: Any, max_items: int) -> Tuple[Tuple[int, int], ...]:
+    return tuple((_read_integer(row[0]), _read_integer(row[1])) for row in _read_rows(item, 2, max_items))

@@ -1,4 +1,4 @@
-"""Detection of this machine's best source of power, with the reason why the others are absent."""
+"""Detection of this machine's best power sensors, with the reasons why others are not used."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CHOICES = ("auto", "ina3221", "tegrastats", "rapl", "nvml", "model")
 
 @dataclass
 class Detection:
-    """Sources of power of this machine.
+    """Power sensors of this machine.
 
     Attributes:
-        sources: measured sources whose sum is the machine's power; empty: only a model remains, if any.
-        absent: reason for each source that is not used.
-        parts: reason why the sensors measure only a part of the machine's power; empty: they do not.
+        sources: sensors whose sum is the machine's power; empty: only a model can give it.
+        absent: for each source that is not used, the reason.
+        parts: why the sensors together measure only a part of the machine's power; empty: this is not so.
     """
 
     sources: List[PowerSource] = field(default_factory=list)
@@ -45,12 +45,12 @@ def detect(
     """Open the best sources present.
 
     A board's input rail (INA3221, or tegrastats where sysfs is not readable) measures the whole computer, so it is the
-    only source used. Without one, processor (RAPL) and GPU (NVML) are added. If a board has other rails, both are
-    parts of these and are not used. Of processor and GPU, one is no total where the other exists but is not readable:
-    the processor's counters often belong to root. ``choice`` selects one source by name instead.
+    only source used. Without board rails, processor (RAPL) and GPU (NVML) are summed. A board whose rails give no total
+    has no source, because processor and GPU are parts of its rails. Processor or GPU alone is not used where the other
+    one exists but is not readable: the processor's counters often belong to root.
 
     Args:
-        choice: one of :data:`CHOICES`.
+        choice: one of :data:`CHOICES`; a name selects this source alone.
         root: root of the file system; tests pass an artificial tree.
         nvml: NVML binding to use in place of ``pynvml``.
         tegrastats: path of the program, if not in ``PATH``.
@@ -107,6 +107,7 @@ def _drop_partial_sources(detection: Detection, root: pathlib.Path) -> None:
 
 
 def _open_source(detection: Detection, name: str, opener: Callable[[], PowerSource]) -> None:
+    """Add a source to ``detection``, or the reason why it cannot be opened."""
     try:
         detection.sources.append(opener())
         detection.parts = ""
@@ -121,8 +122,14 @@ def open_meter(
 ) -> EnergyMeter:
     """Start an :class:`EnergyMeter` on the best sources, with the state model over ``timeline`` as the fallback.
 
-    Without ``powers`` there is no model, and energy that no sensor measures is unknown. ``options`` go to the meter
-    (``period_s``, ``max_gap_s``, ``history_s``, ``clock``).
+    Args:
+        timeline: states of the machine, for the model.
+        choice: see :func:`detect`.
+        powers: watts by state; None: no model, and energy that no sensor measures is unknown.
+        options: of the meter: ``period_s``, ``max_gap_s``, ``history_s``, ``clock``.
+
+    Raises:
+        BadInput: see :func:`detect`.
     """
     model = None if powers is None else StateModel(timeline, powers)
     return EnergyMeter(detect(choice).sources, model, **options).start()

@@ -25,7 +25,7 @@ class Rail:
 
 
 class Ina3221(PowerSource):
-    """Power of the board: its input rail, or the sum of its supplies (see :mod:`edge_offload.power.boards`).
+    """Power of a board: its input rail, or the sum of its supply rails (see :mod:`edge_offload.power.boards`).
 
     Args:
         root: root of the file system; tests pass an artificial tree.
@@ -53,16 +53,24 @@ class Ina3221(PowerSource):
             raise BadInput(f"{self.name} cannot be read: {error}", remedy="check the permissions of sysfs") from error
 
     def watts(self) -> float:
-        """Power now, in watts."""
+        """Return the current sum of the rails, watts.
+
+        Raises:
+            OSError: a rail is not readable.
+        """
         return sum(rail.read() for rail in self._rails)
 
     def rail_watts(self) -> Dict[str, float]:
-        """Return the watts of each rail of the total."""
+        """Return the current watts of each rail of the sum, by name.
+
+        Raises:
+            OSError: a rail is not readable.
+        """
         return {rail.name: rail.read() for rail in self._rails}
 
 
 def find_rails(root: Union[str, pathlib.Path] = "/") -> Dict[str, Rail]:
-    """Find the enabled, named rails of every INA3221 and INA238 under ``root``, by name."""
+    """Find the enabled, named rails of every INA3221 and INA238 under ``root``, by name; the first of equal names."""
     candidates: List[Rail] = []
     for driver in sorted(pathlib.Path(root).glob("sys/bus/i2c/drivers/ina3221*")):
         for directory in sorted(driver.glob("*/hwmon/hwmon*")):
@@ -91,7 +99,7 @@ def _hwmon_rails(directory: pathlib.Path) -> List[Rail]:
 
 def _iio_rails(directory: pathlib.Path) -> List[Rail]:
     rails = []
-    for channel in (index - 1 for index in _CHANNELS):
+    for channel in (index - 1 for index in _CHANNELS):  # iio counts channels from 0
         power = directory / f"in_power{channel}_input"
         name = _read_text(directory / f"rail_name_{channel}")
         if name not in UNUSED and power.exists():
@@ -100,7 +108,7 @@ def _iio_rails(directory: pathlib.Path) -> List[Rail]:
 
 
 def _input_rail(directory: pathlib.Path, only_monitor: bool) -> Rail:
-    """The channel of an INA238. Without a label the only such monitor measures VIN: NVIDIA forum 366461."""
+    """Return the rail of an INA238. A single INA238 without a label measures VIN (NVIDIA forum 366461)."""
     labels = (_read_text(directory / name) for name in ("label", "in1_label", "power1_label", "curr1_label"))
     name = next((label for label in labels if label), "VIN" if only_monitor else "")
     power = directory / "power1_input"
@@ -119,6 +127,7 @@ def _milliwatt_reader(power: pathlib.Path) -> Callable[[], float]:
 
 
 def _read_number(path: pathlib.Path) -> float:
+    """Return the number in a file of sysfs; raise OSError if it is not readable or holds none."""
     text = path.read_text(encoding="ascii", errors="replace").strip()
     try:
         return float(text)
@@ -127,6 +136,7 @@ def _read_number(path: pathlib.Path) -> float:
 
 
 def _read_text(path: pathlib.Path) -> str:
+    """Return the text of a file of sysfs; empty if it is not readable."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

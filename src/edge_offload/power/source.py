@@ -6,7 +6,7 @@ import abc
 
 MEASURED = "measured"
 MODEL = "model"
-#: Neither a sensor nor a table of watts for this machine: no value is invented.
+#: There is neither a sensor nor a table of watts for this machine, so no value is given.
 UNKNOWN = "unknown"
 
 
@@ -30,16 +30,16 @@ class PowerSource(abc.ABC):
         """
 
     def close(self) -> None:
-        """Release the source's resources; reading it afterwards is an error."""
+        """Release the source's resources. It must not be read afterwards."""
         return
 
 
 class EnergyCounter(PowerSource):
-    """Source with a counter of energy, whose differences are exact however rarely it is read."""
+    """Source that also counts energy. Differences of the counter are exact even if it is rarely read."""
 
     @abc.abstractmethod
     def joules(self) -> float:
-        """Return the energy since the construction, joules; never decreases.
+        """Return the energy since this object was made, joules; it never decreases.
 
         Raises:
             OSError: the counter is not readable.

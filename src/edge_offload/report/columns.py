@@ -1,4 +1,4 @@
-"""Records of a run as columns, one array per figure, so that hours of frames fit in memory; thinning for plots."""
+"""Records of a run as columns, one array per quantity, so that hours of frames fit in memory; thinning for plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edge_offload.timing import STAGES
 
 MODES = tuple(mode.value for mode in TABLE)
 ORIGINS = ("fresh", "carried", "local", "none")
-"""Origins of results; records without one have the first."""
+"""Origins of results. A record without one is fresh."""
 
 RESULT_KINDS = ("people", "scene")
 """Kinds of records of results."""
@@ -27,15 +27,26 @@ class RunColumns:
     """Columns of a run, for its report.
 
     Attributes:
-        frames: columns of the frames with a result, float64, of equal length: ``t_s``, ``total_s``, the stages,
-            ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: unknown), ``deadline_s``, ``late``,
-            ``fallback`` (0 or 1), ``mode`` (index into :data:`MODES`) and ``overlap`` (share of the time in which
-            both sides computed; NaN: unknown).
-        bandwidth, power, server: columns of these records, ``t_s`` first.
+        frames: columns of the frames with a result, float64, of equal length: ``t_s``, ``total_s``, the stages (s),
+            ``bytes_up``, ``bytes_down``, ``round_trips``, ``energy_j`` (NaN: unknown), ``deadline_s`` (0: none),
+            ``late`` and ``fallback`` (0 or 1), ``mode`` (index into :data:`MODES`) and ``overlap`` (share of the time
+            in which both sides computed; NaN: unknown).
+        bandwidth: columns ``t_s``, ``up``, ``down`` (bytes/s) and ``connected`` (0 or 1).
+        power: columns ``t_s``, ``watts`` and ``joules`` (NaN: unknown).
+        server: columns ``t_s`` and ``load`` (0 to 1).
         results: by kind (:data:`RESULT_KINDS`), columns ``t_s`` and ``origin`` (index into :data:`ORIGINS`).
-        modes: records of the mode in force. about: the run's platform.
-        fallbacks: number of frames that fell back, by reason. failed: number of unusable frames.
-        events: oldest first, at most :data:`MAX_EVENTS`; ``events_omitted`` more were dropped.
+        modes: records of the mode in force, at most :data:`MAX_EVENTS`.
+        about: the run's platform.
+        models: number of frames by model.
+        energy_sources: number of frames with an energy, by its source (measured, model or unknown).
+        slowdown: largest emulated slowdown of the robot's compute; 1: none.
+        fallbacks: number of frames that fell back, by reason.
+        failed: number of frames that could not be used.
+        events: oldest first, at most :data:`MAX_EVENTS`.
+        events_omitted: number of further events, which were dropped.
+        first_s, last_s: earliest and latest ``t_s`` of all records.
+
+    All ``t_s`` are times of receipt, s since 1970.
     """
 
     def __init__(self) -> None:
@@ -126,13 +137,18 @@ def _append_row(columns: Dict[str, array[Any]], *values: float) -> None:
 
 
 def _count_key(counts: Dict[str, int], key: str, most: int = 200) -> None:
-    """Count ``key``; keys beyond the first ``most`` are counted together."""
+    """Count ``key``. Keys beyond the first ``most`` are counted together as ``(others)``."""
     key = key if key in counts or len(counts) < most else "(others)"
     counts[key] = counts.get(key, 0) + 1
 
 
 def thin_samples(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Array:
-    """Select at most ``most`` samples for a plot: of equal slices the maximum (outliers) and the median of ``peaks``.
+    """Select at most ``most`` samples for a plot: the largest and the median value of every slice of time.
+
+    Args:
+        t_s: times of the samples.
+        peaks: values of the samples, whose outliers are kept.
+        most: at least 2.
 
     Returns:
         int64 [m], indices in order of time; all of them when there are at most ``most``.
@@ -143,8 +159,8 @@ def thin_samples(t_s: Sequence[float], peaks: Sequence[float], most: int) -> Arr
         return order
     values = np.asarray(peaks, dtype=float)[order]
     chosen = []
-    for part in np.array_split(np.arange(count), max(1, most // 2)):
-        ranked = part[np.argsort(values[part], kind="stable")]
+    for slice_indices in np.array_split(np.arange(count), max(1, most // 2)):
+        ranked = slice_indices[np.argsort(values[slice_indices], kind="stable")]
         chosen += [ranked[-1], ranked[(len(ranked) - 1) // 2]]
     indices: Array = order[np.unique(chosen)]
     return indices

@@ -19,7 +19,7 @@ from edge_offload.report.summary import table_rows
 from edge_offload.timing import STAGES
 
 MAX_POINTS = 6000
-"""Most samples of a plot; the figures are computed from all."""
+"""Most samples in a plot. Figures in the tables are computed from all samples."""
 
 
 def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequence[str] = ()) -> str:
@@ -34,8 +34,8 @@ def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequ
         "default-src 'none'; img-src data:; "
         f"style-src {_hash_source(styles)}; script-src {' '.join(_hash_source(script) for script in scripts)}"
     )
-    shown = html.escape(title)
-    body = _render_body(run, record, shown, notes)
+    escaped_title = html.escape(title)
+    body = _render_body(run, record, escaped_title, notes)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -43,7 +43,7 @@ def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequ
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{shown}: report of a run</title>
+<title>{escaped_title}: report of a run</title>
 <link rel="icon" href="data:,">
 <style>{styles}</style>
 </head>
@@ -59,28 +59,29 @@ def render_page(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequ
 
 
 def _escape_script(text: str) -> str:
-    """Escape a script's text so that it cannot end its element."""
+    """Escape a script so that no text in it ends the script element."""
     return text.replace("</script", "<\\/script")
 
 
 def _embed_json(value: Any) -> str:
-    """Return JSON for a script element, which no text in it can end."""
+    """Return JSON that can stand in a script element: no text in it ends the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _hash_source(text: str) -> str:
+    """Return the source expression of an inline script or style for the Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _render_body(run: RunColumns, record: Dict[str, Any], title: str, notes: Sequence[str]) -> str:
-    start_s = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["begin_s"]))
-    about = [f"{start_s}, {_format_duration(record['duration_s'])}", f"model {record['model'] or 'not named'}"]
+def _render_body(run: RunColumns, record: Dict[str, Any], escaped_title: str, notes: Sequence[str]) -> str:
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record["begin_s"]))
+    about = [f"{started}, {_format_duration(record['duration_s'])}", f"model {record['model'] or 'not named'}"]
     about += [f"emulated link {record['link']}"] if record.get("link", "none") != "none" else []
     slowdown = record["robot_slowdown"]
     about += [f"robot's compute slowed {slowdown:g} times on purpose (emulation)"] if slowdown > 1 else []
     warnings = "".join(f'<p class="notice">{html.escape(note)}</p>' for note in notes)
-    return f"""<header><h1>{title}</h1><span class="title">{html.escape(" · ".join(about))}</span></header>
+    return f"""<header><h1>{escaped_title}</h1><span class="title">{html.escape(" · ".join(about))}</span></header>
 {warnings}
 <noscript><p class="notice">The plots need JavaScript; the tables do not.</p></noscript>
 <main>
@@ -125,15 +126,15 @@ def _format_counts(counts: Dict[str, int]) -> str:
 def _render_tiles(record: Dict[str, Any]) -> str:
     figures, link = record["all"], record["bandwidth"]
     latency, count = figures["latency_s"], record["frames"]
-    shares = ", ".join(f"{mode} {100 * one['frames'] / count:.0f} %" for mode, one in sorted(
+    shares = ", ".join(f"{mode} {100 * mode_figures['frames'] / count:.0f} %" for mode, mode_figures in sorted(
         record["by_mode"].items(), key=lambda item: -item[1]["frames"]))  # fmt: skip
     energy = figures["energy_j"]
-    given = record.get("results_by_origin", {})
-    tasks = record.get("results_by_task", {"": given})
+    results = record.get("results_by_origin", {})  # absent if every result is fresh: then results are not counted
+    tasks = record.get("results_by_task", {"": results})
     result_counts = "; ".join(f"{task} {_format_counts(counts)}".strip() for task, counts in tasks.items())
     tiles = [
-        *([("Results", f"{sum(given.values())}", result_counts)] if given else []),
-        ("Frames" if not given else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
+        *([("Results", f"{sum(results.values())}", result_counts)] if results else []),
+        ("Frames" if not results else "Inferences", f"{count}", f"{record['frames_per_s']:.2f} per second"
          + (f", {record['frames_failed']} more could not be used" if record["frames_failed"] else "")),
         ("Ran in", shares, f"the mode in force changed {_format_times(record['mode_switches'])}"),
         ("Latency, median", f"{latency['p50'] * 1e3:.0f} ms",
@@ -156,6 +157,7 @@ def _format_times(number: int) -> str:
 
 
 def _render_table(cells: List[List[str]], name: str) -> str:
+    """Return an HTML table with id ``name``; the first row and the first cell of every row are heads."""
     head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in cells[0])
     lines = "".join(
         f'<tr><th scope="row">{html.escape(line[0])}</th>'
@@ -196,10 +198,13 @@ def _event_count(run: RunColumns) -> str:
 
 
 def plot_data(run: RunColumns) -> Dict[str, Any]:
-    """Return the plots' data: thinned columns as lists, times in seconds since the start of the run."""
+    """Return the data of the plots for ``report.js``: columns as lists of at most :data:`MAX_POINTS` samples.
+
+    Times are in seconds since the start of the run, bandwidths in Mbit/s, loads in percent.
+    """
     frames, start_s = run.frames, float(run.first_s)
     shown = thin_samples(frames["t_s"], frames["total_s"], MAX_POINTS)
-    drawn = {
+    latency = {
         "t": _round_values(np.asarray(frames["t_s"]) - start_s, shown),
         "total": _round_values(frames["total_s"], shown),
         "stages": [_round_values(frames[stage], shown) for stage in STAGES],
@@ -211,7 +216,7 @@ def plot_data(run: RunColumns) -> Dict[str, Any]:
     return {
         "end": float(run.last_s) - start_s,
         "frames": len(frames["t_s"]),
-        "latency": drawn,
+        "latency": latency,
         "results": _result_series(run, start_s),
         "share": _latency_percentiles(run),
         "bandwidth": _column_series(run.bandwidth, ("up", "down"), start_s, 8e-6),
@@ -230,7 +235,7 @@ def _result_series(run: RunColumns, start_s: float) -> Dict[str, Dict[str, List[
         if not times:
             continue
         shown = thin_samples(times, origins, MAX_POINTS)
-        origin_names = [ORIGINS[int(origins[each])] for each in shown]
+        origin_names = [ORIGINS[int(origins[index])] for index in shown]
         series[kind] = {"t": _round_values(np.asarray(times) - start_s, shown), "origin": origin_names}
     return series
 
@@ -238,18 +243,20 @@ def _result_series(run: RunColumns, start_s: float) -> Dict[str, Dict[str, List[
 def _column_series(
     columns: Dict[str, Any], names: Sequence[str], start_s: float, factor: float = 1.0
 ) -> Dict[str, List[Any]]:
+    """Return thinned columns: the times, and those called ``names``, multiplied by ``factor``."""
     shown = thin_samples(columns["t_s"], columns[names[0]], MAX_POINTS)
-    made = {name: _round_values(np.asarray(columns[name]) * factor, shown) for name in names}
-    return {"t": _round_values(np.asarray(columns["t_s"]) - start_s, shown), **made}
+    values = {name: _round_values(np.asarray(columns[name]) * factor, shown) for name in names}
+    return {"t": _round_values(np.asarray(columns["t_s"]) - start_s, shown), **values}
 
 
 def _round_values(column: Any, shown: Array) -> List[Any]:
+    """Return the samples at the indices ``shown``, rounded to 6 decimals; None for those that are not finite."""
     values = np.asarray(column, dtype=float)[shown] if len(shown) else np.zeros(0)
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _latency_percentiles(run: RunColumns) -> Dict[str, List[float]]:
-    """Return percentiles 0, 0.5, ... 100 of the latency (s), by mode."""
+    """Return the percentiles 0, 0.5, ... 100 of the latency by mode, seconds."""
     modes, total = np.asarray(run.frames["mode"]), np.asarray(run.frames["total_s"])
     percentiles = {}
     for code, mode in enumerate(MODES):

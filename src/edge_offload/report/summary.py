@@ -13,11 +13,12 @@ from edge_offload.errors import BadInput
 from edge_offload.report.columns import MODES, ORIGINS, RunColumns
 from edge_offload.timing import STAGES
 
+#: Matches a reason that names a data rate, such as ``12.5 MB/s``.
 _RATE = re.compile(r"\d [kM]B/s")
 
 
 def summarise_run(run: RunColumns) -> Dict[str, Any]:
-    """Make the record ``report`` of the schema.
+    """Return the record ``report`` of the schema.
 
     Raises:
         BadInput: no frame has a result.
@@ -28,7 +29,7 @@ def summarise_run(run: RunColumns) -> Dict[str, Any]:
         raise BadInput("the run holds no frame with a result", remedy="record offload/latency")
     times = np.sort(frames["t_s"])
     elapsed_s = float(times[-1] - times[0])
-    switches = [after for before, after in zip(run.modes, run.modes[1:]) if before["mode"] != after["mode"]]
+    mode_changes = [after for before, after in zip(run.modes, run.modes[1:]) if before["mode"] != after["mode"]]
     record: Dict[str, Any] = {
         "begin_s": float(run.first_s),
         "duration_s": float(run.last_s - run.first_s),
@@ -40,8 +41,8 @@ def summarise_run(run: RunColumns) -> Dict[str, Any]:
         "all": _summarise_frames(frames, np.ones(count, dtype=bool)),
         "by_mode": {},
         "fallbacks": dict(sorted(run.fallbacks.items(), key=lambda item: -item[1])),
-        "mode_switches": len(switches),
-        "switches_with_rate": sum(_RATE.search(str(one["reason"])) is not None for one in switches),
+        "mode_switches": len(mode_changes),
+        "switches_with_rate": sum(_RATE.search(str(change["reason"])) is not None for change in mode_changes),
         "bandwidth": _summarise_bandwidth(run),
         "energy_source": max(run.energy_sources, key=lambda name: run.energy_sources[name], default="unknown"),
     }
@@ -65,9 +66,10 @@ def summarise_run(run: RunColumns) -> Dict[str, Any]:
 
 
 def _summarise_frames(frames: Dict[str, Array], chosen: Array) -> Dict[str, Any]:
+    """Return the figures of some frames; ``chosen`` is bool [frames], with at least one True."""
     total = frames["total_s"][chosen]
     energy = frames["energy_j"][chosen]
-    measured_j = energy[np.isfinite(energy)]
+    known_j = energy[np.isfinite(energy)]
     return {
         "frames": int(chosen.sum()),
         "fell_back": int(frames["fallback"][chosen].sum()),
@@ -84,15 +86,15 @@ def _summarise_frames(frames: Dict[str, Array], chosen: Array) -> Dict[str, Any]
         "bytes_up": float(frames["bytes_up"][chosen].mean()),
         "bytes_down": float(frames["bytes_down"][chosen].mean()),
         "round_trips": float(frames["round_trips"][chosen].mean()),
-        "energy_j": float(measured_j.mean()) if len(measured_j) else None,
+        "energy_j": float(known_j.mean()) if len(known_j) else None,
     }
 
 
 def _compute_shares(stages: Dict[str, Array], total: Array, overlap: Array) -> Dict[str, float]:
-    """Return the shares of the frames' time in which a side was idle, and in which both computed.
+    """Return the mean shares (0 to 1) of a frame's time in which one side was idle, and in which both computed.
 
-    Frames of mode split report ``overlap``; of others it is NaN. Their stages are sums, so that two which exceed the
-    frame's time together overlap by at least the excess.
+    Frames of mode split report ``overlap``; for other frames it is NaN and estimated. If robot and server together
+    worked for longer than the frame's time, they overlapped at least by the difference.
     """
     frame_s = np.maximum(total, 1e-9)
     robot = np.minimum((stages["encode"] + stages["compute_robot"] + stages["decode"]) / frame_s, 1.0)
@@ -105,12 +107,15 @@ def _compute_shares(stages: Dict[str, Array], total: Array, overlap: Array) -> D
 
 
 def _summarise_bandwidth(run: RunColumns) -> Optional[Dict[str, float]]:
-    """Return bytes/s while the link was up, and the share of the time since the first connection that it was down."""
+    """Return percentiles of the rates while the link was up, bytes/s, and the share of time in which it was down.
+
+    Time counts from the first connection on. None: no bandwidth was recorded.
+    """
     if not run.bandwidth["t_s"]:
         return None
     connected = np.asarray(run.bandwidth["connected"]) > 0
     up, down = np.asarray(run.bandwidth["up"])[connected], np.asarray(run.bandwidth["down"])[connected]
-    # each estimate holds until the next one
+    # seconds for which each estimate is the newest
     valid_s = np.diff(np.asarray(run.bandwidth["t_s"]), append=run.last_s)
     if connected.any():
         valid_s[: int(connected.argmax())] = 0.0
@@ -123,12 +128,12 @@ def _summarise_bandwidth(run: RunColumns) -> Optional[Dict[str, float]]:
     }
 
 
-def _percentile_or_zero(values: Array, share: float) -> float:
-    return float(np.percentile(values, share)) if len(values) else 0.0
+def _percentile_or_zero(values: Array, percent: float) -> float:
+    return float(np.percentile(values, percent)) if len(values) else 0.0
 
 
 def table_rows(record: Dict[str, Any]) -> List[List[str]]:
-    """Return the figures as text: a head, a row per mode, and a row of all where there are several modes."""
+    """Return a table of the figures as text: column heads, a row per mode, and a row of all if there are several."""
     head = ["mode", "frames", "fell back", "late", "mean", "p50", "p90", "p99", "max", "up", "down", "round trips",
             "energy"]  # fmt: skip
     table = [[mode, *_format_cells(figures)] for mode, figures in record["by_mode"].items()]

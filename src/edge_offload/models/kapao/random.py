@@ -1,7 +1,8 @@
 """Random weights for KAPAO, for latency, split and parity work only.
 
-They make errors visible. Batch normalisation is calibrated, so that no map vanishes or explodes and an error of a
-millionth in any layer reaches the outputs. The read-out has a few hundred candidates, as with trained weights.
+These weights make numerical errors visible. Batch normalisation is calibrated, so that no feature map vanishes or
+explodes, and a relative error of 1e-6 in any layer reaches the outputs. The read-out has a few hundred candidates, as
+with trained weights.
 """
 
 from __future__ import annotations
@@ -44,33 +45,33 @@ def fill_random(network: Kapao, seed: int) -> None:
             assert isinstance(head, nn.Conv2d)
             assert head.bias is not None
             biases = head.bias.view(ANCHORS_PER_LEVEL, OUTPUTS)
-            biases[:, 4] = -1.5  # about one anchor in a hundred passes a confidence of 0.5
-            biases[:, 5] = 1.0  # persons are frequent enough for both kinds of objects
+            biases[:, 4] = -1.5  # objectness: about one anchor in a hundred passes a confidence of 0.5
+            biases[:, 5] = 1.0  # class person: raised so that both kinds of objects, persons and keypoints, occur
 
 
 def _calibrate_norms(network: Kapao, image: torch.Tensor) -> None:
-    """Scale every layer by its mean power for the float64 ``image`` [1, 3, h, w].
+    """Normalise every layer by its mean square output for the float64 ``image`` [1, 3, h, w].
 
-    One number per layer, because channels calibrated separately on one image explode on another.
+    All channels of a layer share one variance. Channels calibrated separately on one image explode on another.
     """
     precise = copy.deepcopy(network).double().eval()
 
-    def add_hook(ours: Conv, theirs: Conv) -> None:
+    def add_hook(layer: Conv, precise_layer: Conv) -> None:
         def set_variance(_: nn.Module, __: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            power = _round_bits(output.square().mean())
-            for norm in (ours.bn, theirs.bn):
+            mean_square = _round_bits(output.square().mean())
+            for norm in (layer.bn, precise_layer.bn):
                 assert isinstance(norm, nn.BatchNorm2d)
                 assert norm.running_var is not None
-                norm.running_var.fill_(power)
+                norm.running_var.fill_(mean_square)
 
-        theirs.conv.register_forward_hook(set_variance)
+        precise_layer.conv.register_forward_hook(set_variance)
 
-    for ours, theirs in zip(network.modules(), precise.modules()):
-        if isinstance(ours, Conv) and isinstance(theirs, Conv):
-            add_hook(ours, theirs)
-    for head, raw in zip(network.detect.m, precise.maps(image)):
+    for layer, precise_layer in zip(network.modules(), precise.modules()):
+        if isinstance(layer, Conv) and isinstance(precise_layer, Conv):
+            add_hook(layer, precise_layer)
+    for head, head_output in zip(network.detect.m, precise.maps(image)):
         assert isinstance(head, nn.Conv2d)
-        head.weight.mul_(_round_bits(0.85 / raw.square().mean().sqrt()).float())
+        head.weight.mul_(_round_bits(0.85 / head_output.square().mean().sqrt()).float())
 
 
 def _round_bits(value: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,14 @@ Every decoder maps the outputs of one image to float [n, 4] boxes (x1 y1 x2 y2 i
 float [n] scores and int64 [n] classes, best first. Keypoints float [n, k, 3], or a mask uint8 [H, W] (class of each
 pixel plus one, 0: none), follow where the network has them.
 
-Formats, with A = places of the network, q = queries, c = classes, e = columns of keypoints or masks:
+Formats, with A = anchors or grid cells, q = queries, c = classes, e = values of keypoints, or coefficients of masks:
 
   yolov5, yolov7              [1, A, 5 + c + e]: centre, size (pixels), objectness, class scores
   yolov8 and later, yolov5u   [1, 4 + c + e, A]: centre, size (pixels), class scores
   end2end (yolov10, yolo26)   [1, n, 6 + e]: corners (pixels), score, class; without duplicates
   rtdetr                      [1, q, 6] centre, size (shares of the input), score, class; [1, q, 4 + c]; or
                               logits [1, q, c] (sigmoid) and pred_boxes [1, q, 4] (centre, size, shares)
-  detr                        logits [1, q, c + 1] (softmax, the last one: nothing) and pred_boxes [1, q, 4]
+  detr                        logits [1, q, c + 1] (softmax, the last class: no object) and pred_boxes [1, q, 4]
   ssd                         boxes [n, 4] (corners), scores [n], classes [n], as torchvision and TensorFlow write them
   segmentation                [1, c, h, w] scores of classes, or integers [1, h, w]
 """
@@ -39,12 +39,12 @@ class DecodePlan:
         decoder: a name of :data:`DECODERS`.
         size: height and width of the network's input, pixels.
         classes: number of classes; 0: not needed.
-        keypoints: number of keypoints, and of values of each; (0, 0): none.
-        outputs: positions of the decoded outputs, in the decoder's order.
-        masks: whether the last of them are the prototypes of masks, [1, m, h, w].
+        keypoints: number of keypoints, and values per keypoint (2 or 3); (0, 0): none.
+        outputs: positions of the decoded outputs among the network's, in the decoder's order.
+        masks: whether the last decoded output holds the prototypes of masks, [1, m, h, w].
         score: detections must score more than this.
         iou: overlap of boxes of one class above which the weaker one is suppressed.
-        tensorflow: TensorFlow's order of corners (y first), and classes from 1 on.
+        tensorflow: whether corners are in TensorFlow's order (y first), and classes count from 1.
     """
 
     decoder: str
@@ -60,7 +60,7 @@ class DecodePlan:
 
 @dataclass
 class BoxRows:
-    """Detections during decoding: corners [n, 4] in pixels, scores [n], classes [n], and other columns [n, e]."""
+    """Detections during decoding: ``boxes`` are corners [n, 4] in pixels, ``rest`` [n, e] keypoints or coefficients."""
 
     boxes: torch.Tensor
     scores: torch.Tensor
@@ -86,7 +86,7 @@ class OnnxReadout(nn.Module):
             return outputs
         chosen = [outputs[number] for number in plan.outputs]
         if plan.decoder == SEGMENTATION:
-            # an object of NaN where a score is: a class could not say so
+            # a mask cannot hold NaN: where a score is NaN, one box of NaN makes it visible
             faults = chosen[0].isnan().any().reshape(1).nonzero()
             boxes = torch.full((len(faults), 4), math.nan, device=chosen[0].device)
             return boxes, boxes[:, 0], boxes[:, 0].long(), class_map(chosen[0], plan.size)
@@ -124,9 +124,10 @@ def rtdetr(outputs: Tensors, plan: DecodePlan) -> BoxRows:
     """Decode [1, q, 6], [1, q, 4 + c], or logits and boxes, where one query may have several classes."""
     if len(outputs) == 2:
         scores = outputs[0][0].float().sigmoid()
-        best, at = scores.flatten().topk(len(scores))
-        query = torch.div(at, scores.shape[1], rounding_mode="floor")
-        return _best_rows(_share_rows(outputs[1][0].float()[query], best, at - query * scores.shape[1], plan), plan)
+        best, index = scores.flatten().topk(len(scores))
+        query = torch.div(index, scores.shape[1], rounding_mode="floor")
+        classes = index - query * scores.shape[1]
+        return _best_rows(_share_rows(outputs[1][0].float()[query], best, classes, plan), plan)
     table = outputs[0][0].float()
     if not plan.classes:
         return _best_rows(_share_rows(table[:, :4], table[:, 4], table[:, 5], plan), plan)
@@ -166,11 +167,17 @@ def class_map(scores: torch.Tensor, size: Tuple[int, int]) -> torch.Tensor:
 
 
 def instance_masks(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -> Iterator[torch.Tensor]:
-    """Yield bool [H, W] of each object: true where its sum of ``prototypes`` [m, h, w] is positive, inside its box."""
+    """Yield bool [H, W] of each object: true inside its box where its weighted sum of ``prototypes`` is positive.
+
+    Args:
+        rows: objects; ``rest`` [n, m] holds the weights.
+        prototypes: float [m, h, w].
+        size: H and W, pixels.
+    """
     sums = (rows.rest @ prototypes.flatten(1)).unflatten(1, prototypes.shape[1:])
     x, y = (torch.arange(side, device=sums.device) for side in (size[1], size[0]))
-    for small, (x1, y1, x2, y2) in zip(sums, rows.boxes):
-        mask = functional.interpolate(small[None, None], size, mode="bilinear", align_corners=False)[0, 0] > 0
+    for weighted_sum, (x1, y1, x2, y2) in zip(sums, rows.boxes):
+        mask = functional.interpolate(weighted_sum[None, None], size, mode="bilinear", align_corners=False)[0, 0] > 0
         yield mask & ((y >= y1) & (y < y2))[:, None] & ((x >= x1) & (x < x2))[None, :]
 
 
@@ -186,20 +193,20 @@ def class_mask(rows: BoxRows, prototypes: torch.Tensor, size: Tuple[int, int]) -
 
 
 def keypoint_rows(rest: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
-    """Return float [n, k, 3]: x, y in pixels of the network's input, score (1 without one)."""
-    count, numbers = plan.keypoints
-    points = rest[:, : count * numbers].reshape(-1, count, numbers)
-    return points if numbers == 3 else torch.cat((points, torch.ones_like(points[..., :1])), -1)
+    """Return float [n, k, 3]: x and y in pixels of the network's input, score (1 if the network gives none)."""
+    count, width = plan.keypoints
+    points = rest[:, : count * width].reshape(-1, count, width)
+    return points if width == 3 else torch.cat((points, torch.ones_like(points[..., :1])), -1)
 
 
 def _suppress_duplicates(
     boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, rest: torch.Tensor, plan: DecodePlan
 ) -> BoxRows:
     """Select confident boxes, given by centre and size in pixels, and suppress duplicates."""
-    # NaN passes, so that it is reported
+    # scores of NaN pass, so that they are reported
     confident = (~(scores <= plan.score)).nonzero()[:, 0]
     rows = BoxRows(_to_corners(boxes[confident]), scores[confident], classes[confident], rest[confident])
-    # classes are shifted by 7,680 px each, as the networks' own suppression does: equal rounding, equal survivors
+    # boxes are shifted by 7,680 px per class, as the published code does, so that rounding and results are equal
     moved = rows.boxes + rows.classes[:, None].float() * 7680.0
     return rows.select(nms(moved, rows.scores, torch.zeros_like(rows.classes), plan.iou))
 

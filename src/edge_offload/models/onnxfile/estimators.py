@@ -1,4 +1,4 @@
-"""Models from ONNX files: the network with its decoder, and an estimator of people."""
+"""Models loaded from ONNX files: the network with its decoder, and an estimator of people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edge_offload.models.onnxfile.network import OnnxNetwork
 from edge_offload.models.onnxfile.reading import image_input, labels_of, read_graph
 from edge_offload.models.people import COCO_KEYPOINTS, People
 
-#: Options of a model from an ONNX file, with their defaults; ``size`` may be a number as well.
+#: Options of a model from an ONNX file, with their defaults; ``size`` may be text or a number.
 OPTIONS: Dict[str, Scalar] = {
     "decoder": recognition.AUTO, "size": "", "score": 0.25, "iou": 0.0, "values": "", "fit": "", "sha256": "",
 }  # fmt: skip
@@ -32,10 +32,11 @@ class OnnxModule(PeopleModule):
     """uint8 [3, H, W] RGB → detections of :mod:`~edge_offload.models.onnxfile.decoders`, or the outputs unchanged.
 
     Attributes:
-        name: of the file; ``path``: its full path.
+        name: name of the file.
+        path: its full path.
         plan: parameters of the decoding.
-        labels: names of the classes in the file.
-        stretch: an image fills the input whatever its aspect.
+        labels: names of the classes in the file; empty: it has none.
+        stretch: whether an image is stretched to the input, without keeping its aspect ratio.
     """
 
     network: OnnxNetwork
@@ -51,7 +52,7 @@ class OnnxModule(PeopleModule):
         self.network.use(backend)
 
     def place_image(self, bgr: Array) -> Tuple[torch.Tensor, Letterbox]:
-        """Fit an image into the network's input.
+        """Fit a uint8 [h, w, 3] BGR image into the network's input; return the input and the image's place in it.
 
         Raises:
             BadInput: not a non-empty uint8 colour image.
@@ -61,11 +62,11 @@ class OnnxModule(PeopleModule):
     def describe(self) -> str:
         """Describe the network in one line."""
         plan = self.plan
-        finds = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
+        extras = "keypoints, " * bool(plan.keypoints[0]) + "masks, " * plan.masks
         classes = f"{len(self.labels)} names of classes" if self.labels else "classes without names"
         return (
             f"{self.name}: {recognition.describe_size(plan.size)}, {self.network.values} values, "
-            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {finds}"
+            f"{recognition.STRETCH if self.stretch else recognition.LETTERBOX}; decoder {plan.decoder}: {extras}"
             f"{classes}; {engine_facts(self.backend(CPU))}"
         )
 
@@ -89,14 +90,19 @@ def load_module(path: str, options: Mapping[str, Scalar]) -> OnnxModule:
     plan = recognition.plan_of(
         graph, size, outputs, str(merged["decoder"]), float(merged["score"]), float(merged["iou"])
     )
-    values, fitted = recognition.input_format(graph, plan)
-    network.values = str(merged["values"]) or values
-    stretch = (str(merged["fit"]) or fitted) == recognition.STRETCH
+    value_range, fit = recognition.input_format(graph, plan)
+    network.values = str(merged["values"]) or value_range
+    stretch = (str(merged["fit"]) or fit) == recognition.STRETCH
     module: OnnxModule = OnnxModule(network, plan, labels_of(graph), stretch).eval()
     return module
 
 
 def _check_options(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar]:
+    """Return ``options`` with the defaults of those not given.
+
+    Raises:
+        BadInput: an unknown option, or a value of the wrong type or range.
+    """
     for name, value in options.items():
         if name not in OPTIONS:
             raise BadInput(f"model {path!r} is a file and has no option {name}", f"it has: {', '.join(OPTIONS)}")
@@ -111,7 +117,11 @@ def _check_options(path: str, options: Mapping[str, Scalar]) -> Dict[str, Scalar
 
 
 class OnnxPeople(PersonEstimator):
-    """Estimator of people with COCO's 17 keypoints.
+    """Estimator of people with COCO's 17 keypoints, from an ONNX file.
+
+    Args:
+        name: of the model, for messages.
+        module: the loaded network.
 
     Raises:
         BadInput: the network has other keypoints, or none.
@@ -120,9 +130,9 @@ class OnnxPeople(PersonEstimator):
     def __init__(self, name: str, module: OnnxModule) -> None:
         plan = module.plan
         if plan.decoder == NONE or plan.keypoints[0] != len(COCO_KEYPOINTS):
-            finds = f"{plan.keypoints[0]} keypoints" if plan.keypoints[0] else "no keypoints"
+            found = f"{plan.keypoints[0]} keypoints" if plan.keypoints[0] else "no keypoints"
             raise BadInput(
-                f"{module.name} finds {finds}, not the {len(COCO_KEYPOINTS)} of COCO by which people are tracked",
+                f"{module.name} finds {found}, not the {len(COCO_KEYPOINTS)} of COCO by which people are tracked",
                 remedy="detector_node runs it (node:=detector_node)",
             )
         super().__init__(name, module, max(plan.size), 1, trained=True)
@@ -134,7 +144,7 @@ class OnnxPeople(PersonEstimator):
     def decode(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> People:
         if len(outputs) != 4:
             raise BadInput(f"{self.name} gave {len(outputs)} outputs in place of boxes, scores, classes and keypoints")
-        boxes, scores, _, points = (output.cpu().numpy() for output in outputs)
+        boxes, scores, _classes, points = (output.cpu().numpy() for output in outputs)
         keypoints = points.copy()
         keypoints[..., :2] = placement.to_image(points[..., :2], clip=True)
         return People(placement.boxes_to_image(boxes), scores, keypoints)

@@ -19,28 +19,29 @@ ARGUMENTS = {
 """Arguments of launch files that name topics, by the type of their messages."""
 
 ANY = "*"
+"""Type of a topic that is not known, or of a subscription that takes every type."""
 
 
 class TopicTypes:
     """Compares what a node subscribes to with what is published.
 
     Args:
-        health: where a difference is told.
+        health: gets the warning ``types`` while a type differs.
     """
 
     def __init__(self, health: Health) -> None:
         self._health = health
-        self._turn = 0
+        self._calls = 0
 
     def refresh(self) -> None:
-        """Tell of topics of another type. Call it about once a second."""
-        self._turn += 1
-        if self._turn % 3:  # the master is asked by one report of three
+        """Set or clear the warning about topics of another type. Call it about once a second."""
+        self._calls += 1
+        if self._calls % 3:  # only every third call asks the master
             return
         try:
             published: Dict[str, str] = dict(rospy.get_published_topics())
         except (OSError, xmlrpc.client.Error, rospy.ROSException):
-            # the master is away; it may come back
+            # the master does not answer; it may come back
             return
         causes = [
             explain_mismatch(name, expected, published)
@@ -54,23 +55,28 @@ class TopicTypes:
 
 
 def others_of(kind: str, name: str) -> str:
-    """`` (there are some on /a, /b)``: topics of a type besides ``name``; empty: none, or no master says so."""
+    """Return a note on other topics of a type, ``" (there are some on /a, /b)"``; empty: none, or no master.
+
+    Args:
+        kind: type of the messages.
+        name: topic to leave out.
+    """
     try:
         published = rospy.get_published_topics()
     except (OSError, xmlrpc.client.Error, rospy.ROSException):
         return ""
-    others = sorted(other for other, its in published if its == kind and other != name)
+    others = sorted(other for other, published_type in published if published_type == kind and other != name)
     return f" (there are some on {', '.join(others)})" if others else ""
 
 
 def await_topic(topic: str, kind: Any, what: str, remedy: str, after_s: float) -> Awaited:
-    """Make the watch that tells when a topic is silent, and which others have its type.
+    """Make a watch that reports a silent topic, with the remedy and the other topics of its type.
 
     Args:
-        topic: as it is subscribed to.
+        topic: name that the node subscribes to, before remapping.
         kind: class of its messages.
-        what: a message is.
-        remedy: what to do.
+        what: what a message is, in words.
+        remedy: what the user should do.
         after_s: silence that is too long, seconds.
     """
     name = rospy.resolve_name(topic)
@@ -78,12 +84,12 @@ def await_topic(topic: str, kind: Any, what: str, remedy: str, after_s: float) -
 
 
 def explain_mismatch(name: str, expected: str, published: Dict[str, str]) -> str:
-    """Explain why nothing comes on a topic, and the remedy.
+    """Return a text that says why a node receives nothing on a topic of another type, and the remedy.
 
     Args:
-        name: of the topic.
-        expected: type that the node takes.
-        published: types of all topics by name.
+        name: of the topic; a key of ``published``.
+        expected: type of messages that the node subscribes to.
+        published: types of all published topics by name.
     """
     others: List[str] = sorted(other for other, kind in published.items() if kind == expected)
     where = f"there are some on {', '.join(others)}" if others else "no topic has any"

@@ -23,7 +23,10 @@ F = TypeVar("F", contravariant=True)
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """Counts of frames: ``offered = taken + superseded + waiting`` at any moment."""
+    """Numbers of frames: ``offered = taken + superseded + waiting`` at any moment.
+
+    ``superseded`` counts the frames that were dropped, those not accepted included.
+    """
 
     offered: int = 0
     taken: int = 0
@@ -32,12 +35,13 @@ class SlotCounts:
 
     @classmethod
     def sum_counts(cls, many: Iterable[SlotCounts]) -> SlotCounts:
+        """Return the sum of ``many``."""
         return cls(*map(sum, zip(*map(astuple, many))))
 
 
 @dataclass
 class _Source(Generic[T]):
-    """Frames of one source that wait, and what became of the others."""
+    """Waiting frames of one source, and the numbers of all frames that it offered."""
 
     items: Deque[T] = field(default_factory=deque)
     offered: int = 0
@@ -46,20 +50,19 @@ class _Source(Generic[T]):
 
     @property
     def counts(self) -> SlotCounts:
-        # a put that waits for room has been offered and waits too
+        # includes the frame of a put() that is blocked until there is room
         waiting = self.offered - self.taken - self.superseded
         return SlotCounts(self.offered, self.taken, self.superseded, waiting)
 
 
 class LatestFrameQueue(Generic[T]):
-    """Holds frames until the worker takes them.
+    """Queue of frames by source. Thread-safe.
 
     Args:
-        capacity: frames of a source that may wait. When one more of it comes, the oldest gives way to it, unless
-            ``queue_all``.
-        queue_all: nothing gives way; :meth:`put` waits for room instead, which holds up the subscriber's connection.
-        source: name of a frame's source, such as its camera; by default all frames are of one.
-        accepted: asked of each frame that is offered; those that are not count as superseded.
+        capacity: most waiting frames of one source. One more replaces the oldest, unless ``queue_all``.
+        queue_all: drop no frame; :meth:`put` waits for room instead, which blocks the subscriber's connection.
+        source: returns the name of a frame's source, such as its camera; by default all frames have one source.
+        accepted: returns whether to queue an offered frame; a frame that is refused counts as superseded.
     """
 
     def __init__(
@@ -72,14 +75,17 @@ class LatestFrameQueue(Generic[T]):
         self._capacity = capacity
         self._queue_all = queue_all
         self._source = source
-        #: In the order of their turns: the one that had its last turn the longest ago is the first.
+        #: In the order of their turns: the source from which no frame was taken for the longest time comes first.
         self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._accepts = accepted
 
     def put(self, item: T) -> bool:
-        """Offer a frame; whether it waits to be taken (False: it is not wanted, or the slot is closed)."""
+        """Offer a frame; return whether it was queued (False: it was not accepted, or the queue is closed).
+
+        Waits for room if ``queue_all``.
+        """
         accepted = self._accepts(item)
         with self._changed:
             source = self._sources.setdefault(self._source(item), _Source())
@@ -100,36 +106,39 @@ class LatestFrameQueue(Generic[T]):
             return True
 
     def take(self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0) -> Optional[T]:
-        """The oldest frame that waits, of the source whose turn it is; waits for one.
+        """Take the oldest frame of the source whose turn it is; wait until there is one.
 
-        None after ``timeout_s``, or when closed and empty.
+        Args:
+            timeout_s: longest wait, seconds; None: no limit.
+            wait_s: returns how long to wait although a frame is there, seconds; inf: until :meth:`wake`.
 
-        ``wait_s`` says how long no frame is to be taken yet (seconds; inf: until :meth:`wake`).
+        Returns:
+            the frame; None after ``timeout_s``, or when the queue is closed and empty.
         """
-        ends = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
                 name = next((name for name, source in self._sources.items() if source.items), None)
                 remaining_s = wait_s() if name is not None else math.inf
                 if name is not None and remaining_s <= 0:
                     break
-                remaining_s = min(remaining_s, ends - time.monotonic())
+                remaining_s = min(remaining_s, deadline_s - time.monotonic())
                 if remaining_s <= 0 or (self._closed and name is None):
                     return None
                 self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
-            source = self._sources[name] = self._sources.pop(name)  # its next turn comes after those of the others
+            source = self._sources[name] = self._sources.pop(name)  # moves the source to the end of the order
             source.taken += 1
             item = source.items.popleft()
             self._changed.notify_all()
             return item
 
     def wake(self) -> None:
-        """Have whoever waits in :meth:`take` ask again."""
+        """Make the threads that wait in :meth:`take` call ``wait_s`` again."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no more frames in. Those that wait can still be taken."""
+        """Accept no more frames. Waiting frames can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,12 +159,13 @@ class LatestFrameQueue(Generic[T]):
 
 
 class Worker(Generic[T]):
-    """A thread that takes frames from a slot and works on one at a time.
+    """Thread that takes frames from a queue and works on one at a time.
 
     Args:
-        slot: where frames come from.
+        slot: the queue.
         work: called with each frame, in the worker's thread.
-        on_error: called with a frame and the exception that ``work`` let through; the worker goes on.
+        on_error: called with a frame and the exception that ``work`` raised; then the worker takes the next frame.
+        name: of the thread.
         begin: called first, in the worker's thread.
     """
 
@@ -188,7 +198,7 @@ class Worker(Generic[T]):
                 self._on_error(item, error)
 
     def drain(self, timeout_s: float) -> bool:
-        """Close the slot, let the worker finish the frames that wait, and say whether it did within ``timeout_s``."""
+        """Close the queue and wait for the worker; return whether it finished all frames within ``timeout_s``."""
         self._slot.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -196,30 +206,35 @@ class Worker(Generic[T]):
 
 
 class FrameStages(Protocol[F]):
-    """Work on a frame, in three stages. The first and the last are those of one frame at a time, in their order."""
+    """Three stages of the work on a frame.
+
+    :meth:`prepare` and :meth:`finish` run for one frame at a time, in the order in which frames were taken.
+    :meth:`infer` may run for several frames at once.
+    """
 
     def prepare(self, frame: F, place: int) -> Any:
-        """Make the inputs of the network; ``place``: of the frame in the order of inferences."""
+        """Return the network's inputs; ``place`` is the frame's place in the pipeline's ``order``."""
 
     def infer(self, frame: F, prepared: Any) -> Any:
-        """Run the network; that of some frames at once."""
+        """Run the network on what :meth:`prepare` returned."""
 
     def finish(self, frame: F, prepared: Any, inferred: Any) -> None:
         """Publish the one result of the frame."""
 
     def fail(self, frame: F, error: BaseException) -> None:
-        """A stage raised ``error``; called in place of :meth:`finish`, or after it."""
+        """Handle the error of a stage; called instead of :meth:`finish`, or after it if it raised."""
 
 
 class FramePipeline(Generic[T]):
-    """Threads that take frames from a slot and work on some at once; results leave in the order of the frames.
+    """Threads that take frames from a queue and work on several at once; results come in the order of the frames.
 
     Args:
-        slot: where frames come from.
-        stages: of the work on a frame.
-        order: of inferences.
-        wait_s: how long no frame is to be taken yet (seconds), by when (monotonic) those under way were taken.
-        most: frames under way at once.
+        slot: the queue.
+        stages: the work on a frame.
+        order: gives each frame its place in the order of inferences.
+        wait_s: returns how long to wait before the next frame is taken, seconds. The argument: when the frames in
+            progress were taken, monotonic seconds.
+        most: largest number of frames in progress, which is the number of threads.
         name: of the threads.
         begin: called first, in each of the threads.
     """
@@ -235,8 +250,8 @@ class FramePipeline(Generic[T]):
         begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._slot, self._stages, self._wait_s, self._begin = slot, stages, wait_s, begin
-        self._order, self._entry, self._exit = order, FrameOrder(), FrameOrder()
-        self._door = threading.Lock()
+        self._infer_order, self._prepare_order, self._finish_order = order, FrameOrder(), FrameOrder()
+        self._take_lock = threading.Lock()  # frames get their places in the order in which they are taken
         self._taken_s: List[float] = []
         names = [name, *(f"{name}-{number}" for number in range(2, most + 1))]
         self._threads = [threading.Thread(target=self._run_stages, name=each, daemon=True) for each in names]
@@ -247,6 +262,7 @@ class FramePipeline(Generic[T]):
 
     @property
     def under_way(self) -> int:
+        """Return the number of frames in progress."""
         return len(self._taken_s)
 
     def _run_stages(self) -> None:
@@ -255,34 +271,37 @@ class FramePipeline(Generic[T]):
             pass
 
     def _run_next(self) -> bool:
-        with self._door:
+        """Take one frame and work on it; return False when the queue is closed and empty."""
+        with self._take_lock:
             item = self._slot.take(wait_s=lambda: self._wait_s(list(self._taken_s)))
             if item is None:
                 return False
             taken_s = time.monotonic()
             self._taken_s.append(taken_s)
-            entry, place, leave = self._entry.place(), self._order.place(), self._exit.place()
+            prepare_place, infer_place = self._prepare_order.place(), self._infer_order.place()
+            finish_place = self._finish_order.place()
         try:
-            self._run_stage(item, entry, place, leave)
+            self._run_all_stages(item, prepare_place, infer_place, finish_place)
         finally:
-            for order, each in ((self._entry, entry), (self._order, place), (self._exit, leave)):
-                order.done(each)
+            self._prepare_order.done(prepare_place)
+            self._infer_order.done(infer_place)
+            self._finish_order.done(finish_place)
             self._taken_s.remove(taken_s)
             self._slot.wake()
         return True
 
-    def _run_stage(self, item: T, entry: int, place: int, leave: int) -> None:
+    def _run_all_stages(self, item: T, prepare_place: int, infer_place: int, finish_place: int) -> None:
         stages = self._stages
         prepared = inferred = None
         failed: Optional[Exception] = None
         try:
-            with self._entry.turn(entry):
-                prepared = stages.prepare(item, place)
+            with self._prepare_order.turn(prepare_place):
+                prepared = stages.prepare(item, infer_place)
             inferred = stages.infer(item, prepared)
         except Exception as error:
             failed = error
-        self._order.done(place)
-        self._exit.wait(leave)
+        self._infer_order.done(infer_place)
+        self._finish_order.wait(finish_place)
         try:
             if failed is None:
                 stages.finish(item, prepared, inferred)
@@ -292,10 +311,10 @@ class FramePipeline(Generic[T]):
             stages.fail(item, failed)
 
     def drain(self, timeout_s: float) -> bool:
-        """Close the slot, let the frames that were taken or wait be finished, and say whether they were in time."""
+        """Close the queue and wait for the threads; return whether they finished all frames within ``timeout_s``."""
         self._slot.close()
-        ends = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:
-                thread.join(max(0.0, ends - time.monotonic()))
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)

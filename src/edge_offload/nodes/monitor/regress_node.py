@@ -48,7 +48,15 @@ from edge_offload_msgs.msg import Latency, PersonArray, SemanticGrid
 
 
 class _Kind(NamedTuple):
-    """Outputs of a node: its name, the topic of its results, and the golden entry of one (None: of none)."""
+    """Kind of node under test.
+
+    Attributes:
+        node: its usual name.
+        topic: topic of its results.
+        message: type of its results.
+        describe: makes a frame's entry of the golden file. Arguments: the result (None: there is none), and whether any
+            result of the run has the origin carried, local or none.
+    """
 
     node: str
     topic: str
@@ -72,6 +80,7 @@ RESULTS = {
     "people": _Kind("kapao_node", "kapao/people", PersonArray, _describe_people),
     "scenes": _Kind("agrnav_node", "agrnav/semantic_grid", SemanticGrid, _describe_scene),
 }
+#: Topics replayed together with point clouds.
 TF = ("/tf", "/tf_static")
 
 
@@ -109,14 +118,15 @@ class RegressNode(Node):
             self._frames = rospy.Publisher(f"camera/image_raw{'/compressed' if compressed else ''}", kind, queue_size=2)
             info_topic = self._topic.rsplit("/image", 1)[0] + "/camera_info"
             infos = rospy.Publisher("camera/camera_info", CameraInfo, queue_size=2, latch=True)
-            # on their new topic nothing says of rectified images that they are
-            fit = rectify_calibration if is_rectified(self._topic) else copy.copy
-            self._companions = {info_topic: lambda message: infos.publish(fit(message))}
+            # the new topic's name does not say that images are rectified, so the calibration has to
+            adapt = rectify_calibration if is_rectified(self._topic) else copy.copy
+            self._companions = {info_topic: lambda message: infos.publish(adapt(message))}
         self._condition = threading.Condition()
+        # received messages by the stamp of their frame, ns
         self._results: Dict[int, List[Any]] = {}
         self._latencies: Dict[int, List[Any]] = {}
         self._stopping = False
-        self._answers: Tuple[Any, ...] = (
+        self._subscribers: Tuple[Any, ...] = (
             rospy.Subscriber(self._kind.topic, self._kind.message, self.callback(self._on_result), queue_size=64),
             rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=64),
         )
@@ -157,7 +167,11 @@ class RegressNode(Node):
             self.finish(str(error), exit_code=1)
 
     def _check_stamps(self) -> None:
-        """Refuse a bag whose frames cannot be told apart, before anything is published."""
+        """Check that the frames to publish have different stamps, other than 0.
+
+        Raises:
+            BadInput: they have not.
+        """
         stamps: Counts[int] = Counter()
         for _, (_, data, *_), _ in read_messages(self._bag, [self._topic], raw=True):
             # a header begins with seq, seconds and nanoseconds
@@ -173,12 +187,16 @@ class RegressNode(Node):
             raise BadInput(f"{count} frames on {self._topic} of the bag have the stamp {stamp} ns", remedy=remedy)
 
     def _step_all(self) -> List[int]:
-        """Publish every frame and wait for its result; the stamps published, in ns."""
+        """Publish every frame and wait for its result; return the stamps published, in ns.
+
+        Raises:
+            BadInput: the bag has no usable frames, or the node under test is not connected within ~timeout.
+        """
         self._check_stamps()
-        # both ways: an answer published before this node is connected to it would be taken for one never given
-        ends = (self._frames, *self._answers)
-        if not self._wait_until(lambda: all(end.get_num_connections() > 0 for end in ends), self.params["timeout"]):
-            absent = ", ".join(end.name for end in ends if end.get_num_connections() == 0)
+        # wait for both directions: a result published before this node is subscribed would seem to be missing
+        topics = (self._frames, *self._subscribers)
+        if not self._wait_until(lambda: all(end.get_num_connections() > 0 for end in topics), self.params["timeout"]):
+            absent = ", ".join(end.name for end in topics if end.get_num_connections() == 0)
             raise BadInput(f"nobody is at the other end of {absent}", remedy=f"start {self._node}")
         stamps: List[int] = []
         limit = self.params["frames"]
@@ -189,12 +207,12 @@ class RegressNode(Node):
             stamp = message.header.stamp.to_nsec()
             stamps.append(stamp)
             self._frames.publish(message)
-            answered = self._wait_until(
+            has_result = self._wait_until(
                 lambda s=stamp: s in self._results and s in self._latencies, self.params["timeout"]
             )
             if self._stopping:
                 return stamps
-            if not answered:
+            if not has_result:
                 rospy.logwarn(f"no result for the frame with stamp {stamp} ns within {self.params['timeout']:g} s")
             self.health.value("frames stepped", len(stamps))
             if limit and len(stamps) >= limit:
@@ -205,20 +223,26 @@ class RegressNode(Node):
         return stamps
 
     def _wait_until(self, done: Any, timeout_s: float) -> bool:
-        """Wait until ``done()``, wall time bounded by ``timeout_s``; whether it came true."""
-        ends = time.monotonic() + timeout_s
+        """Wait until ``done()`` is true, at most ``timeout_s``; return whether it is. False when the node stops."""
+        deadline_s = time.monotonic() + timeout_s
         with self._condition:
             while not done():
-                # the number of subscribers changes without notice: look at least ten times a second
-                wait_s = min(0.1, ends - time.monotonic())
+                # changes of the number of connections are not notified: look at least ten times a second
+                wait_s = min(0.1, deadline_s - time.monotonic())
                 if wait_s <= 0 or self._stopping:
                     return False
                 self._condition.wait(wait_s)
         return True
 
     def _collect_outcome(self, stamps: List[int]) -> Dict[str, Any]:
+        """Return the golden record of the run.
+
+        Raises:
+            BadInput: results came from no model or several, or the node does not publish the checksum of its weights.
+        """
         with self._condition:
-            seen = stamps + sorted((set(self._results) | set(self._latencies)) - set(stamps))
+            # results for stamps that were not published are listed behind the others
+            all_stamps = stamps + sorted((set(self._results) | set(self._latencies)) - set(stamps))
             models = {message.model for messages in self._latencies.values() for message in messages}
             carried = any(_result_origin(messages[:1]) for messages in self._results.values())
             modes = [message.mode for messages in self._latencies.values() for message in messages]
@@ -230,7 +254,7 @@ class RegressNode(Node):
                     "latencies": len(self._latencies.get(stamp, [])),
                     **self._kind.describe(next(iter(self._results.get(stamp, [])), None), carried),
                 }
-                for stamp in seen
+                for stamp in all_stamps
             ]
         if len(models) != 1:
             raise BadInput(f"results came from {sorted(models) or 'no model'}", remedy=f"run exactly one {self._node}")
@@ -241,7 +265,7 @@ class RegressNode(Node):
 
 
 def _result_origin(results: List[Any]) -> Dict[str, str]:
-    """Return the origin of a result, unless the network computed it for this very frame."""
+    """Return ``{"origin": ...}`` of the first result that is carried, local or none; else ``{}``."""
     origins = [result.result.origin for result in results if result.result.origin in (CARRIED, LOCAL, NONE)]
     return {"origin": origins[0]} if origins else {}
 

@@ -1,4 +1,4 @@
-"""Planners behind one interface: a table of plans for a list of bandwidths.
+"""Planners with one interface, which make a table of plans for a list of bandwidths.
 
 ============== =============================================================================================
 device_only    the robot computes everything
@@ -6,13 +6,14 @@ server_only    the server computes everything
 layer_cut      the best single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
-loss_beam      LOPInfer Alg. 1: recuts at every place, then large-neighbourhood search; then the server's rows are
-               moved operator by operator. The default.
+loss_beam      LOPInfer Alg. 1: recuts at every position, then large-neighbourhood search; then the server's rows
+               are moved operator by operator. The default.
 ============== =============================================================================================
 
-:func:`plan_table` is the way in. The two LOSS planners start from the baselines and keep the best plan seen, so that
-under the same model and objective they are never worse than device-only, server-only or the layer cut, at any
-bandwidth. ``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison.
+:func:`plan_table` is the entry point. The two LOSS planners start from the baselines and keep the best plan. So under
+the same model and objective they are never worse than device_only, server_only or layer_cut, at any bandwidth.
+``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison. For recuts see
+:class:`~edge_offload.split.planners.space.Recut`.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ from edge_offload.split.planners.space import (
 
 Choice = List[ScoredPlan]
 """One scored plan per bandwidth of the space."""
+#: A planner.
 Method = Callable[[Space, Objective, "Effort"], Choice]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to search.
+    """Budget of a search.
 
     Attributes:
         seconds: time budget for a whole table; checked between evaluations.
-        evaluations: limit on evaluated plans, for results that do not depend on the machine's load; the default planner
-            moves the server's rows so many times, too.
-        seed: of every random choice.
+        evaluations: limit on evaluated plans, for results that do not depend on the machine's load. It also limits how
+            often the default planner moves the server's rows.
+        seed: seed of all random choices.
     """
 
     seconds: float = 8.0
@@ -64,13 +66,13 @@ class Effort:
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Plans by bandwidth, as both sides keep them.
+    """Plans by bandwidth, which robot and server both hold.
 
     Attributes:
-        planner: who made it.
-        bandwidths: bytes per second, ascending; a plan serves from its own bandwidth up to the next.
+        planner: name of the planner that made them.
+        bandwidths: bytes per second, ascending. A plan is used from its bandwidth up to the next one.
         plans: one per bandwidth; checked.
-        predicted_s, predicted_j: makespan and energy that the model expects.
+        predicted_s, predicted_j: makespan (s) and energy (J) of each plan by the cost model.
     """
 
     planner: str
@@ -80,35 +82,35 @@ class PlanTable:
     predicted_j: Tuple[float, ...]
 
     def find_index(self, bandwidth: float) -> int:
-        """Return the index of the entry for a measured bandwidth."""
+        """Return the index of the entry for a measured bandwidth, bytes/s."""
         return max(int(np.searchsorted(self.bandwidths, bandwidth, side="right")) - 1, 0)
 
     def plan_at(self, bandwidth: float) -> SplitPlan:
-        """Return the plan for a measured bandwidth."""
+        """Return the plan for a measured bandwidth, bytes/s."""
         return self.plans[self.find_index(bandwidth)]
 
 
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Plan without the link."""
+    """Let the robot compute everything."""
     del objective, effort
     return [space.score_recuts(space.device_only)] * len(space.bandwidths)
 
 
 def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Plan with the input up and the results down."""
+    """Let the server compute everything: inputs go up, results come down."""
     del objective, effort
     return [space.score_recuts(space.server_only)] * len(space.bandwidths)
 
 
 def layer_cut(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Find the best single cut through the program order behind which little is handed on; an extreme if none is."""
+    """Find the best single cut at a position with little data; device_only or server_only if these are better."""
     del effort
     cuts = cut_layers(space)
     return [choose_best(cuts, objective, index) for index in range(len(space.bandwidths))]
 
 
 def cut_layers(space: Space) -> List[ScoredPlan]:
-    """Return the two extremes and the single cuts through the program order."""
+    """Return the plans of device_only and server_only, and the single cuts through the program order."""
     positions = space.find_positions(most=32, largest=1.01)
     recuts = [space.device_only, space.server_only]
     recuts += [insert_recut(space.server_only, Recut(position, 1.0)) for position in positions]
@@ -116,9 +118,9 @@ def cut_layers(space: Space) -> List[ScoredPlan]:
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """LOPInfer Alg. 1.
+    """Find plans by LOPInfer Alg. 1.
 
-    Phase I: baselines, then recuts at every place. Phase II: large-neighbourhood search around each bandwidth's best
+    Phase I: baselines, then recuts at every position. Phase II: large-neighbourhood search around each bandwidth's best
     plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
     """
     end_s = time.monotonic() + effort.seconds
@@ -128,37 +130,45 @@ def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
 
 
 def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Search lists of recuts for :func:`loss_beam`."""
-    stop = SearchBudget(space, effort)
+    """Search lists of recuts for :func:`loss_beam`: its phases I and II."""
+    is_spent = SearchBudget(space, effort)
     candidates = [scored for choice in baseline_plans(space, objective, effort) for scored in choice]
     best = [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
     positions = space.find_positions()
     for tail in (space.server_only, space.device_only):
         for fraction in (0.5, 0.25, 0.75):
             for position in positions:
-                if stop():
+                if is_spent():
                     return best
                 _store_better(best, space.score_recuts(insert_recut(tail, Recut(position, fraction))), objective)
-    return _search_neighbourhoods(space, objective, best, positions, stop, random.Random(effort.seed))
+    return _search_neighbourhoods(space, objective, best, positions, is_spent, random.Random(effort.seed))
 
 
 def _search_neighbourhoods(space: Space, objective: Objective, best: Choice, positions: Sequence[int],
-                    stop: Callable[[], bool], chooser: random.Random) -> Choice:  # fmt: skip
-    fruitless = 0
-    tried = 0
-    while not stop() and fruitless < 12 * len(best) and positions:
-        index = tried % len(best)
-        tried += 1
+                           is_spent: Callable[[], bool], chooser: random.Random) -> Choice:  # fmt: skip
+    """Improve ``best`` in place by random moves, the bandwidths in turn, and return it.
+
+    Ends after 12 moves per bandwidth without an improvement.
+    """
+    failures_in_a_row = 0
+    moves = 0
+    while not is_spent() and failures_in_a_row < 12 * len(best) and positions:
+        index = moves % len(best)
+        moves += 1
         recuts = _move_recut(space, best[index].recuts, positions, chooser)
         if recuts is None:
-            fruitless += 1
+            failures_in_a_row += 1
             continue
-        fruitless = 0 if _store_better(best, space.score_recuts(recuts), objective) else fruitless + 1
+        improved = _store_better(best, space.score_recuts(recuts), objective)
+        failures_in_a_row = 0 if improved else failures_in_a_row + 1
     return best
 
 
 def _move_recut(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
-    """Return a neighbour: shift a recut's fraction or position, flip it, drop it, or add one."""
+    """Return a random neighbour of ``recuts``; None: the chosen move is not possible.
+
+    Moves: shift a recut's fraction or position, flip it, drop it, add one, or change which side computes the end.
+    """
     inner = [k for k, recut in enumerate(recuts) if recut.position in positions]
     move = chooser.choice(["fraction", "fraction", "position", "add", "drop", "flip", "tail"])
     if move == "add" or not inner:
@@ -176,36 +186,36 @@ def _move_recut(space: Space, recuts: Recuts, positions: Sequence[int], chooser:
     if move == "flip":
         return insert_recut(others, replace(recut, flipped=not recut.flipped))
     if move == "tail":
-        ends = recuts[-1].position == space.last
-        return recuts[:-1] if ends and len(recuts) > 1 else insert_recut(recuts, Recut(space.last, 0.0))
+        has_tail = recuts[-1].position == space.last
+        return recuts[:-1] if has_tail and len(recuts) > 1 else insert_recut(recuts, Recut(space.last, 0.0))
     near = sorted(positions, key=lambda position: abs(position - recut.position))[1:5]
     return insert_recut(others, replace(recut, position=chooser.choice(near))) if near else None
 
 
 def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> bool:
-    """Store ``scored`` at every bandwidth where it is better; return True if there was one."""
+    """Store ``scored`` in ``best`` at every bandwidth where it is better; return whether there is one."""
     improved = False
-    for index, present in enumerate(best):
-        if cost_of(objective, scored, index) < cost_of(objective, present, index) - 1e-12:
+    for index, current in enumerate(best):
+        if cost_of(objective, scored, index) < cost_of(objective, current, index) - 1e-12:
             best[index] = scored
             improved = True
     return improved
 
 
 def baseline_plans(space: Space, objective: Objective, effort: Effort) -> List[Choice]:
-    """Return the two extremes and the layer cut."""
+    """Return the choices of device_only, server_only and layer_cut."""
     return [planner(space, objective, effort) for planner in (device_only, server_only, layer_cut)]
 
 
 def cost_of(objective: Objective, scored: ScoredPlan, index: int) -> float:
-    """Return what ``objective`` says of a plan at one bandwidth of its space."""
+    """Return the cost of a plan by ``objective`` at the bandwidth number ``index`` of its space."""
     return objective.compute_cost(float(scored.makespan_s[index]), float(scored.energy_j[index]))
 
 
 class SearchBudget:
-    """True once the budget is spent.
+    """Callable that returns True once the effort is spent, in seconds, evaluations or calls.
 
-    Plans that are only met again count a tenth, so that a search of a small space ends.
+    Ten calls are allowed per evaluation. So a search that only meets plans already scored ends, too.
     """
 
     def __init__(self, space: Space, effort: Effort) -> None:
@@ -215,14 +225,14 @@ class SearchBudget:
         self.checks, self.most_checks = 0, 10 * effort.evaluations
 
     def __call__(self) -> bool:
-        """Count a check, and return True once the budget is spent."""
+        """Count a call, and return True once the budget is spent."""
         self.checks += 1
         spent = self.space.evaluated_count >= self.most_evaluations or self.checks >= self.most_checks
         return spent or time.monotonic() >= self.end_s
 
 
-def _find_beside(name: str) -> Method:
-    """Return a planner that another distribution has, imported when it is used."""
+def _load_lazily(name: str) -> Method:
+    """Return a planner of ``edge_offload_research``, which is imported when the planner is called."""
 
     def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
         choice: Choice = beside.action(f"planner-{name}", "edge_offload_research").plan(space, objective, effort)
@@ -235,15 +245,15 @@ PLANNERS: Dict[str, Method] = {
     "device_only": device_only,
     "server_only": server_only,
     "layer_cut": layer_cut,
-    "dsccs": _find_beside("dsccs"),
-    "spso_ga": _find_beside("spso_ga"),
-    "loss_de": _find_beside("loss_de"),
+    "dsccs": _load_lazily("dsccs"),
+    "spso_ga": _load_lazily("spso_ga"),
+    "loss_de": _load_lazily("loss_de"),
     "loss_beam": loss_beam,
 }
 DEFAULT_PLANNER = "loss_beam"
-#: Makespans within this share count as equal: of such plans the one of least energy is taken (bench papers).
+#: Makespans that differ by less than this share count as equal; then the least energy decides (bench papers).
 EQUAL_SHARE = 0.01
-#: Who finds the best plan that divides no operator, the two extremes included.
+#: Planner that finds the best plan in which no operator is divided, device_only and server_only included.
 UNDIVIDED_PLANNER = "layer_cut"
 
 
@@ -253,7 +263,7 @@ def plan_table(space: Space, planner: str = DEFAULT_PLANNER, objective: Optional
 
     Raises:
         BadInput: no planner of that name.
-        BadPlan: a planner is wrong; nothing is handed out.
+        BadPlan: the planner made an invalid plan; no table is returned.
     """
     if planner not in PLANNERS:
         raise BadInput(f"unknown planner {planner!r}", remedy=f"use one of: {', '.join(PLANNERS)}")
@@ -262,13 +272,13 @@ def plan_table(space: Space, planner: str = DEFAULT_PLANNER, objective: Optional
     if planner == DEFAULT_PLANNER and objective.kind == "latency":  # the others choose as published
         choice = space.least_energy(choice, EQUAL_SHARE)
     plans: List[SplitPlan] = []
-    proven: Set[Tuple[Any, ...]] = set()
+    checked: Set[Tuple[Any, ...]] = set()
     for index, (scored, bandwidth) in enumerate(zip(choice, space.bandwidths)):
         plan = space.make_plan(scored, float(bandwidth))
         shape = (plan.robot, plan.server, tuple((t.value, t.low, t.high, t.sender) for t in plan.transfers))
-        if shape not in proven:  # codecs aside, neighbouring bandwidths mostly share a plan
+        if shape not in checked:  # neighbouring bandwidths mostly share a plan, except for its codecs
             check_plan(plan, space.located, space.identity)
-            proven.add(shape)
+            checked.add(shape)
         plans.append(plan.with_about(planner=planner, objective=objective.kind, bandwidth=float(bandwidth),
                                      makespan_s=float(scored.makespan_s[index]),
                                      energy_j=float(scored.energy_j[index])))  # fmt: skip

@@ -1,4 +1,4 @@
-"""One side's values on a GPU: they stay there, and only the rows of a transfer are copied, in either direction."""
+"""One side's values on a GPU. Only rows that are transferred are copied, from or to the host."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from edge_offload.split.runtime.half import PieceHalf
 
 
 class DeviceHalf(PieceHalf):
-    """Like :class:`PieceHalf`, with blocks that are given to the device and not waited for.
+    """Like :class:`PieceHalf`, but blocks run on the device asynchronously.
 
     Args:
-        located: the sequence and its axes.
-        shared: what both sides have, on the device.
-        gathered: values that come in several pieces -> all the rows that will come.
+        located: the sequence and the axis of each divided value.
+        shared: values that both sides have from the start, on the device.
+        gathered: for each value that comes in several pieces, the range of all its rows.
         lanes: the device's streams.
     """
 
@@ -32,14 +32,21 @@ class DeviceHalf(PieceHalf):
     ) -> None:
         super().__init__(located, shared, gathered, lanes.device)
         self._lanes = lanes
+        # CUDA events: from which on a value's buffer may be written
         self._writable: Dict[int, Any] = {}
+        # ends of uploads for which the next block must wait, and ends of all uploads by value
         self._pending: List[Any] = []
         self._arrivals: Dict[int, List[Any]] = {}
+        # start and end of each block
         self._blocks: List[Tuple[Any, Any]] = []
-        self._synchronised = 0
+        self._synchronised = 0  # number of blocks, from the first, that are known to be done
 
     def take_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Start copying the rows to the device."""
+        """Start to copy rows from the other side to the device; does not wait.
+
+        Raises:
+            OutOfMemory, DeviceLost: the GPU failed.
+        """
         with gpu_failures():
             if number in self._gathered:
                 start, buffer = self._buffer_for(number, tensor)
@@ -57,7 +64,7 @@ class DeviceHalf(PieceHalf):
             super().store_rows(number, low, target)
 
     def store_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        """Add rows while a block is computed."""
+        """Add rows that a block on the device computes."""
         if number in self._gathered:
             self._buffer_for(number, tensor)
             with self._lanes.compute_after([self._writable[number]]):
@@ -70,7 +77,11 @@ class DeviceHalf(PieceHalf):
         return buffer
 
     def run_block(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
-        """Launch a block, and return before it is done."""
+        """Launch a block, and return before it is done; arguments as :meth:`PieceHalf.run_block`.
+
+        Raises:
+            OutOfMemory, DeviceLost: the GPU failed.
+        """
         with self._lock:
             pending, self._pending = self._pending, []
         with gpu_failures(), self._lanes.compute_after(pending):
@@ -79,13 +90,21 @@ class DeviceHalf(PieceHalf):
             self._blocks.append((started, self._lanes.record_mark()))
 
     def wait_blocks(self) -> None:
-        """Wait for all blocks."""
+        """Wait for all blocks, of which there is at least one.
+
+        Raises:
+            OutOfMemory, DeviceLost: the GPU failed.
+        """
         with gpu_failures():
             self._blocks[-1][1].synchronize()
         self._synchronised = len(self._blocks)
 
     def fetch_rows(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        """Copy rows to the host, behind the blocks that make them."""
+        """Copy rows [low, high) of a value to the host, after the first ``blocks`` blocks, which make them; waits.
+
+        Raises:
+            OutOfMemory, DeviceLost: the GPU failed.
+        """
 
         def read_rows() -> torch.Tensor:
             return self.rows(number, low, high) if number in self.located.axes else self.whole(number)
@@ -100,5 +119,5 @@ class DeviceHalf(PieceHalf):
         return fetched
 
     def device_seconds(self) -> float:
-        """Return seconds of the blocks that were waited for."""
+        """Return the device's seconds in the blocks that are known to be done."""
         return float(sum(started.elapsed_time(ended) for started, ended in self._blocks[: self._synchronised])) / 1e3

@@ -1,7 +1,7 @@
-"""What this machine takes for every operator of a network at several slice sizes, and for coding what may travel.
+"""Profiles: times of a network's operators on this machine at several slice sizes, and speeds of codecs.
 
-One profile is measured on the robot and one on the server, by the same command; together with a link they make the
-cost model. A profile is tied to a sequence by its hash and says what machine it was measured on.
+The robot and the server each measure a profile. Both profiles and the costs of the link make the cost model. A profile
+names its operator sequence by hash, and the machine on which it was measured.
 """
 
 from __future__ import annotations
@@ -40,30 +40,38 @@ FRACTIONS = (1.0, 0.5, 0.25, 0.0)
 """Slice sizes at which a local operator is measured, as fractions of its rows; 0 stands for a single row."""
 
 PASSES_S = 4.0
-"""Passes over the network end after this long, whatever ``repeats`` says: a network of seconds is timed once."""
+"""Seconds after which no further pass over the network starts; at least one is timed, besides the warm-up."""
 SLOW_S = 0.05
-"""An operator that takes longer finds nothing of use in the caches: its slices are timed once, without a warm-up."""
+"""Seconds. Slices of a slower operator are timed once, without a warm-up: earlier runs leave no useful caches."""
 
 LEAST_CODED_BYTES = 4096
-"""Smaller payloads go as they are."""
+"""Smaller payloads are not coded."""
 SAMPLE_BYTES = 128 * 1024
+"""Size of a sample on which codecs are measured."""
 SAMPLE_PLACES = (0.5, 0.0, 1.0)
-"""Where in a payload codecs are measured, from its first row to its last one."""
+"""Places of the samples in a payload: 0 is its first row, 1 its last one."""
 PAUSE_S, PAUSE_STEPS = 0.05, 10
-"""Before a pass, and how often others are given way in it: an inference finds the caches as whatever ran since the last
-frame left them."""
+"""Seconds of the pause before a pass, and in how many steps. During the pause other work changes the caches, as it does
+between two frames."""
 COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
 COPY_REPEATS = 9
 
 MAX_PROFILE_BYTES = 32 << 20
-"""Of a profile that came over a link."""
+"""Largest profile that is accepted over a link."""
 
 Points = Tuple[Tuple[int, float], ...]
+"""Measurements: rows or bytes, and seconds."""
 
 
 @dataclass(frozen=True)
 class CodecSpeed:
-    """A codec on one payload, measured here: raw / coded bytes, and raw bytes per second of coding and decoding."""
+    """Measured speed of a codec on one payload.
+
+    Attributes:
+        name: of the codec.
+        ratio: raw bytes / coded bytes.
+        encode_bytes_per_s, decode_bytes_per_s: raw bytes per second.
+    """
 
     name: str
     ratio: float
@@ -73,18 +81,18 @@ class CodecSpeed:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements of one side.
+    """Measurements of one network on one machine.
 
     Attributes:
-        model: what was measured.
-        sequence: hash of its sequence.
-        axes: input value -> axis.
+        model: name of the network.
+        sequence: hash of its operator sequence.
+        axes: for each input value that is divided, the axis of its rows.
         machine: fingerprint of the machine.
         points: per operator, (rows, seconds) as measured; empty for free operators.
-        codecs: value -> what codecs do to it, inputs and what operators make.
-        whole_s: seconds of the unsplit network, run operator by operator.
-        alone_s: seconds of the unsplit network as it runs without a plan; 0 if that is not known.
-        copies: (bytes, seconds) of copies to where it computes, and back; none where that is the host.
+        codecs: for each value (an input or an operator's output), the speeds of codecs that suit it.
+        whole_s: seconds of the undivided network, run operator by operator.
+        alone_s: seconds of the undivided network as it runs without a plan; 0: not known.
+        copies: (bytes, seconds) of copies from the host to the device, and back; empty: the host computes.
     """
 
     model: str
@@ -98,7 +106,7 @@ class Profile:
     copies: Tuple[Points, ...] = ()
 
     def fit_costs(self, factor: float = 1.0) -> Tuple[OperatorCost, ...]:
-        """Fit launch and slope of every operator, times ``factor`` (for an emulated slower machine)."""
+        """Fit the cost of every operator (launch and time per row), times ``factor`` for an emulated slower machine."""
         fitted = []
         for points in self.points:
             cost = fit_cost([p[0] for p in points], [p[1] for p in points]) if points else OperatorCost(0.0, 0.0)
@@ -106,7 +114,7 @@ class Profile:
         return tuple(fitted)
 
     def fit_copies(self) -> CopyCosts:
-        """Fit costs of copies to a device; an emulated slower machine copies as fast as this one."""
+        """Fit the costs of copies to and from the device; an emulated slowdown does not change them."""
         to_device, to_host = (fit_cost([p[0] for p in points], [p[1] for p in points]) for points in self.copies)
         return CopyCosts(to_device, to_host)
 
@@ -125,12 +133,12 @@ class Profile:
         }
 
     def write(self, path: Union[str, pathlib.Path]) -> None:
-        """Write the record."""
+        """Write the record to a JSON file."""
         records.write(path, "split_profile", self.to_record())
 
     @staticmethod
     def read(path: Union[str, pathlib.Path]) -> Profile:
-        """The profile in a file.
+        """Return the profile in a file.
 
         Raises:
             BadInput: the file cannot be read or is not a profile.
@@ -143,10 +151,10 @@ class Profile:
 
     @staticmethod
     def from_bytes(buffers: Sequence[Any]) -> Profile:
-        """The profile in the one buffer of a server's reply.
+        """Return the profile in the only buffer of a server's response.
 
         Raises:
-            ProtocolError: it is none.
+            ProtocolError: there is no valid profile.
         """
         if len(buffers) != 1 or memoryview(buffers[0]).nbytes > MAX_PROFILE_BYTES:
             raise ProtocolError("the server sent no profile")
@@ -157,10 +165,10 @@ class Profile:
 
     @staticmethod
     def from_record(record: Any) -> Profile:
-        """Parse the profile in a record.
+        """Return the profile in a JSON record.
 
         Raises:
-            BadInput: it is none.
+            BadInput: the record does not fit the schema.
         """
         records.validate("split_profile", record)
         return Profile(
@@ -173,7 +181,7 @@ class Profile:
 
 
 class _ProfileValues(Values):
-    """Whole values of one run, for a rule's ``run``."""
+    """Undivided values of one inference, of which a locality rule's ``run`` can read rows."""
 
     def __init__(self, network: TracedNetwork, shared: Mapping[int, torch.Tensor], device: torch.device) -> None:
         super().__init__(network.located.kernels_on(device), shared)
@@ -195,14 +203,21 @@ def measure_profile(
 ) -> Profile:
     """Time every operator on real intermediate values: whole in passes over the network, then slices of several sizes.
 
-    A whole operator costs what it costs in its place, with the caches as the operators before it leave them: the median
-    over ``repeats`` passes. Slices are repeated one after the other, taken from the middle, where their halos are full,
-    and scaled by what the whole costs in place / repeated. What takes long is repeated less often. With one compute
-    thread the time is the processor's, so that inferences beside it cost accuracy but no more; with several it is only
-    worth something on an idle machine. Between the passes the network is run as it is, without a plan. ``report`` hears
-    how far it is.
+    The time of a whole operator is its median over the passes, with the caches as the operators before it leave them.
+    A slice is repeated by itself. It is taken from the middle, where its halos are full. Its time is scaled by the
+    operator's time in the passes / its time when repeated. Slow operators are repeated less often. Between the passes
+    the network runs without a plan.
 
-    On a GPU the time is that between two of its events, behind a warm-up; ``network`` and its values are copied there.
+    With one compute thread, processor time is measured, so that other load costs only accuracy. With several threads it
+    is wall time, which is valid only on an idle machine. On a GPU it is the time between two CUDA events, after a
+    warm-up; ``network`` and its values are copied there.
+
+    Args:
+        network: traced, with its inputs.
+        repeats: timed passes, and timed runs of each slice.
+        codecs: whether to measure codecs, too.
+        report: called with the progress before each step; it may block to let other work run first.
+        device: what computes.
 
     Raises:
         OutOfMemory, DeviceLost: the GPU failed.
@@ -224,9 +239,9 @@ def _measure_network(
 ) -> Profile:
     located, sequence = network.located, network.program.sequence
     shared = copy_values(shared_values(located, network.program.constants), device)
-    dead = free_after(sequence)
+    unused = free_after(sequence)
     report("timing the network as a whole")
-    in_place, alone_s = _NetworkPasses(network, shared, dead, device, clock).run_passes(repeats, report)
+    passes, alone_s = _NetworkPasses(network, shared, unused, device, clock).run_passes(repeats, report)
     values = _ProfileValues(network, shared, device)
     measured: List[Points] = []
     codecs_of: Dict[int, Tuple[CodecSpeed, ...]] = {}
@@ -239,62 +254,71 @@ def _measure_network(
             measured.append(())
             continue
         values.run_operator(index)
-        whole_s = statistics.median(seconds[index] for seconds in in_place)
-        measured.append(_measure_slices(values, index, repeats, whole_s, clock))
+        operator_s = statistics.median(seconds[index] for seconds in passes)
+        measured.append(_measure_slices(values, index, repeats, operator_s, clock))
         if codecs:
             report(f"timing operator {index + 1} of {len(sequence.operators)}")
-            # a view has the bytes of what it is a view of
+            # a view has the same bytes as its base, whose measurements it takes
             sources = dict(operator.aliases)
             for position, number in enumerate(operator.outputs):
                 if number is not None:
                     cached = codecs_of.get(sources.get(position, -1))
                     codecs_of[number] = measure_codecs(values.tensors[number].cpu()) if cached is None else cached
-        for number in dead[index]:
+        for number in unused[index]:
             values.free_value(number)
     axes = {number: located.axes[number] for number in sequence.inputs if number in located.axes}
-    whole_s = statistics.median(sum(seconds) for seconds in in_place)
+    whole_s = statistics.median(sum(seconds) for seconds in passes)
     return Profile(network.name, sequence_hash(sequence), axes, fingerprint_of(device), tuple(measured),
                    {number: speeds for number, speeds in codecs_of.items() if speeds}, whole_s, alone_s)  # fmt: skip
 
 
 class _NetworkPasses:
-    """Repeated passes over the whole network: operator by operator, and as it runs without a plan."""
+    """Repeated passes over the whole network, timed operator by operator and as it runs without a plan.
+
+    Args:
+        network: traced, with its inputs.
+        shared: values that both sides have from the start, on ``device``.
+        unused: for each operator, the values that may be freed after it.
+        device: what computes.
+        clock: of ``device``.
+    """
 
     def __init__(
         self,
         network: TracedNetwork,
         shared: Mapping[int, torch.Tensor],
-        dead: Sequence[Sequence[int]],
+        unused: Sequence[Sequence[int]],
         device: torch.device,
         clock: Clock,
     ) -> None:
-        self._network, self._shared, self._dead = network, shared, dead
+        self._network, self._shared, self._unused = network, shared, unused
         self._device, self._clock = device, clock
-        self._give_way: Callable[[], None] = lambda: None
+        self._report_progress: Callable[[], None] = lambda: None
 
     def run_passes(self, repeats: int, report: Callable[[str], None]) -> Tuple[List[List[float]], float]:
-        """Seconds of every operator in up to ``repeats`` passes, and the median of the network alone.
+        """Return the seconds of every operator in up to ``repeats`` passes, and the median seconds without a plan.
 
-        One pass warms up; the network alone is run in turn with the passes.
+        A first pass warms up. A run without a plan follows each pass.
         """
         passes: List[List[float]] = []
         unplanned: List[float] = []
         started = time.monotonic()
         while len(passes) <= repeats and (len(passes) < 2 or time.monotonic() - started < PASSES_S):
             message = f"timing the network as a whole, pass {len(passes) + 1}"
-            self._give_way = functools.partial(report, message)
+            self._report_progress = functools.partial(report, message)
             passes.append(self._time_operators())
             unplanned.append(self._time_network())
         return passes[1:], statistics.median(unplanned[1:])
 
     def _pause_work(self) -> None:
+        """Wait :data:`PAUSE_S`, and report between its steps, so that other work can run."""
         for _ in range(PAUSE_STEPS):
-            self._give_way()
+            self._report_progress()
             threading.Event().wait(PAUSE_S / PAUSE_STEPS)
-        self._give_way()
+        self._report_progress()
 
     def _time_network(self) -> float:
-        """Return seconds of one inference without a plan: of the model itself, or of its record, call by call."""
+        """Return the seconds of one inference without a plan: of the module, or of its operators if it is absent."""
         network, clock = self._network, self._clock
         values = _ProfileValues(network, self._shared, self._device)
         self._pause_work()
@@ -305,14 +329,13 @@ class _NetworkPasses:
         for index, entry in enumerate(network.located.operators):
             background.check()
             if entry.kind is not Locality.FREE:
-                values.run([(index, 0, entry.length)], [self._dead[index]])
+                values.run([(index, 0, entry.length)], [self._unused[index]])
         return clock.seconds_between(started, clock.record_mark())
 
     def _time_operators(self) -> List[float]:
-        """Seconds of every operator, whole, in one pass over the network; 0 for free operators.
+        """Return the seconds of every undivided operator in one pass over the network; 0 for free operators.
 
-        As the runtime computes it: after a pause, as between two frames, with the runtime's own keeping of values, and
-        giving their memory back counts.
+        Values are stored as at run time (:class:`PieceHalf`), and the time to free their memory counts.
         """
         network, clock = self._network, self._clock
         half = PieceHalf(network.located, self._shared, {}, self._device)
@@ -325,7 +348,7 @@ class _NetworkPasses:
             if entry.kind is Locality.FREE:
                 continue
             marks.append((index, clock.record_mark()))
-            half.run([(index, 0, entry.length)], [self._dead[index]])
+            half.run([(index, 0, entry.length)], [self._unused[index]])
             marks.append((index, clock.record_mark()))
         seconds = [0.0] * len(network.located.operators)
         for (index, started), (_, ended) in zip(marks[::2], marks[1::2]):
@@ -333,21 +356,22 @@ class _NetworkPasses:
         return seconds
 
 
-def _measure_slices(values: _ProfileValues, index: int, repeats: int, in_place_s: float, clock: Clock) -> Points:
+def _measure_slices(values: _ProfileValues, index: int, repeats: int, operator_s: float, clock: Clock) -> Points:
+    """Return (rows, seconds) of an operator, scaled so that all rows take ``operator_s``."""
     entry = values.located.operators[index]
     local = entry.local
     if local is None:
-        return ((1, in_place_s),)
+        return ((1, operator_s),)
     on_host = values.place == "cpu"
-    slow = in_place_s > SLOW_S and on_host
+    is_slow = operator_s > SLOW_S and on_host
     points: List[Tuple[int, float]] = []
     for size in sorted({max(1, round(entry.length * fraction)) for fraction in FRACTIONS}):
-        if slow and size == entry.length:
-            points.append((size, in_place_s))
+        if is_slow and size == entry.length:
+            points.append((size, operator_s))
             continue
         low = (entry.length - size) // 2
         seconds = []
-        for _ in range(1 if slow else repeats + 1):
+        for _ in range(1 if is_slow else repeats + 1):
             started, mark = busy_clock(), clock.record_mark()
             if size == entry.length:
                 values.kernels[index](values.whole)
@@ -355,13 +379,18 @@ def _measure_slices(values: _ProfileValues, index: int, repeats: int, in_place_s
                 local.run(low, low + size, values)
             busy_s = busy_clock() - started
             seconds.append(busy_s if on_host else clock.seconds_between(mark, clock.record_mark()))
-        points.append((size, seconds[0] if slow else statistics.median(seconds[1:])))
-    scale = in_place_s / max(points[-1][1], 1e-9)
+        points.append((size, seconds[0] if is_slow else statistics.median(seconds[1:])))
+    scale = operator_s / max(points[-1][1], 1e-9)
     return tuple((size, repeated_s * scale) for size, repeated_s in points)
 
 
 def time_copies(to_device: Callable[[torch.Tensor], Any], to_host: Callable[[int], Any]) -> Tuple[Points, Points]:
-    """Medians of copies of several sizes; each function waits for what it copies (back: so many bytes)."""
+    """Return (bytes, median seconds) of copies to a device and back, for the sizes :data:`COPY_BYTES`.
+
+    Args:
+        to_device: copies a uint8 tensor of the host, and waits.
+        to_host: copies so many bytes back, and waits.
+    """
 
     def median_s(copy: Callable[[Any], Any], payload: Any) -> float:
         seconds = []
@@ -379,9 +408,12 @@ def time_copies(to_device: Callable[[torch.Tensor], Any], to_host: Callable[[int
 
 
 def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
-    """Lossless codecs that suit a payload and make it at least 5 % smaller, measured on stretches of about a piece.
+    """Return the lossless codecs that make a payload at least 5 % smaller, with their speeds.
 
-    Of several places, because a picture is not as rich everywhere.
+    They are measured on samples from several places, because not all parts of an image compress equally well.
+
+    Args:
+        tensor: the payload, on the host.
     """
     from edge_offload.link import codecs
     from edge_offload.link.codecs.choice import candidate_codecs, content_class, cut_slab
@@ -409,7 +441,7 @@ def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
             continue
         coded = statistics.mean(sizes)
         if coded <= 0.95 * array.nbytes:
-            # the first one counts, too: in an inference every piece finds other things in the caches
+            # the first sample counts, too: in an inference the caches are cold for every piece
             encode_s, decode_s = (max(statistics.mean(times), 1e-9) for times in zip(*seconds))
             speeds.append(CodecSpeed(name, array.nbytes / max(coded, 1), array.nbytes / encode_s,
                                     array.nbytes / decode_s))  # fmt: skip
@@ -425,16 +457,16 @@ def make_cost_model(
     request_s: float = 0.0,
     slowdown: float = 1.0,
 ) -> CostModel:
-    """Derive costs from a profile of each side.
+    """Return the cost model made from a profile of each side.
 
     Args:
-        located: the sequence that both profiles are of.
-        robot: measured on the robot.
-        server: measured on the server.
+        located: the sequence that both profiles measured.
+        robot: profile of the robot.
+        server: profile of the server.
         link: delay and asymmetry.
         power: the robot's watts by state.
-        request_s: the runtime's own time per inference that uses the link.
-        slowdown: the robot's times are multiplied by this, for a robot that is emulated on the profiled machine.
+        request_s: overhead of the runtime per inference that uses the link, seconds.
+        slowdown: factor on the robot's times, for a robot that is emulated on a faster machine.
 
     Raises:
         BadInput: a profile is of another sequence or split along another axis.
@@ -453,7 +485,7 @@ def make_cost_model(
 
 
 def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, Tuple[CodecCost, ...]]:
-    """Return codecs that both sides have measured, without dominated ones."""
+    """Return by value the codecs that both sides measured, without dominated ones."""
     costs: Dict[int, Tuple[CodecCost, ...]] = {}
     for number, speeds in robot.codecs.items():
         on_server = {speed.name: speed for speed in server.codecs.get(number, ())}
@@ -467,6 +499,8 @@ def _codec_costs(robot: Profile, server: Profile, slowdown: float) -> Dict[int, 
 
 
 def _is_dominated(option: CodecCost, options: Sequence[CodecCost]) -> bool:
+    """Return whether another option is at least as good as ``option`` in all respects and better in one."""
+
     def list_merits(item: CodecCost) -> Tuple[Any, ...]:
         return (item.ratio, item.robot_bytes_per_s, item.server_bytes_per_s, item.robot_decode_bytes_per_s,
                 item.server_encode_bytes_per_s)  # fmt: skip
