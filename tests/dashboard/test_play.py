@@ -195,7 +195,7 @@ def bag_of(path, topics):
         import rosbag
         from std_msgs.msg import Header
 
-        from edge_offload_msgs.msg import Latency, OffloadMode, ResultOrigin, SemanticGrid
+        from edge_offload_msgs.msg import Latency, OffloadMode, Power, ResultOrigin, SemanticGrid
     except ImportError:
         pytest.skip("no ROS environment (source devel/setup.bash)")
 
@@ -206,6 +206,9 @@ def bag_of(path, topics):
                 if topic.endswith("semantic_grid"):
                     result = ResultOrigin(origin="carried" if second % 2 else "fresh")
                     bag.write(topic, SemanticGrid(header=Header(stamp=at), result=result), at)
+                    continue
+                if topic.endswith("power"):
+                    bag.write(topic, Power(header=Header(stamp=at), watts=float("nan")), at)
                     continue
                 kind = Latency if topic.endswith("latency") else OffloadMode
                 made = kind(header=Header(stamp=at), mode="server")
@@ -224,6 +227,14 @@ def test_a_bag_is_a_run_too(tmp_path):
     assert [record["t_s"] for record in listed if record["kind"] == "latency"] == list(range(1, 11))
     assert listed[-1].get("energy_j") is None
     assert main(["report", str(tmp_path / "walk.bag"), "-o", str(tmp_path / "walk.html")]) == 0
+
+
+@pytest.mark.ros
+def test_unknown_watts_in_a_bag_are_no_fault(tmp_path):
+    bag_of(tmp_path / "walk.bag", ["/offload/latency", "/offload/power"])
+    records, reading = open_run(tmp_path / "walk.bag")
+    assert {record["kind"] for record in records} == {"latency"}
+    assert (reading.bad, reading.first_problem) == (0, "")
 
 
 @pytest.mark.ros

@@ -94,7 +94,7 @@ def _convert_message(
     else:
         record = messages.TOPICS[kind].convert(message, t_s)
         converted = [] if record is None else [record]
-        if record is None:
+        if record is None and kind in ("latency", "mode"):  # unknown watts are no fault
             error = BadInput("a message names a mode that this version does not know")
             reading.count_bad_line(messages.TOPICS[kind].name, error)
     reading.good += len(converted)
