@@ -25,7 +25,7 @@ from edge_offload.replay.flushed import FlushedSegment
 
 #: Entries of each cache.
 MAX_CACHED = 1 << 12
-#: Uploads of a step up to which their shapes are recorded; a step with more uploads weights.
+#: The shapes of a step's uploads are recorded up to this number of them; more uploads are weights.
 MAX_SHAPED = 16
 Integers = Tuple[Tuple[int, ...], ...]
 
@@ -214,8 +214,8 @@ class SignatureTable:
             raise Disagreement(cause, remedy="do it again: the server is asked from now on") from None
         for number, (like, key, integers, _) in zip(numbers, calls):
             if number not in self._calls:
-                row = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
-                self._calls[number] = TableCall(*row)
+                facts = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
+                self._calls[number] = TableCall(*facts)
         _bound_cache(self._calls)
 
     def definition_of(self, segment: int) -> Definition:
