@@ -1,4 +1,4 @@
-"""The robot's half of a plan, computed in the executor process: only rows of tensors are passed to and fro."""
+"""Robot's half of a split plan, computed in the executor process; only rows of tensors cross between the processes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from edge_offload.split.runtime.tables import ReadyPlan
 
 
 class CompanionPlace(SplitDevice):
-    """Place whose halves are computed by the executor process.
+    """Device whose halves of plans the executor process computes.
 
     Args:
         process: the executor process.
-        recorded: networks are records, which are sent to the process; else it traces the model that it has open.
+        recorded: true: networks come from recordings and are sent to the process. False: the process traces its open
+            model.
     """
 
     def __init__(self, process: ExecutorProcess, recorded: bool = False) -> None:
         super().__init__(process.device)
         self._process, self._recorded = process, recorded
-        self._numbers: Dict[int, Tuple[ReadyPlan, int, str]] = {}
+        #: By ``id`` of a plan: the plan (kept so that its ``id`` stays unique), its number, its sequence's hash.
+        self._plan_entries: Dict[int, Tuple[ReadyPlan, int, str]] = {}
+        #: By the sequence's hash.
         self._networks: Dict[str, TracedNetwork] = {}
         self._counter = itertools.count(1)
 
     def share_values(self, network: TracedNetwork) -> Mapping[int, torch.Tensor]:
-        """Return nothing: the process has shared tensors of its own."""
+        """Return an empty mapping: the process has its own tensors of the values that both sides share."""
         return {}
 
     def measure_profile(
@@ -60,18 +63,19 @@ class CompanionPlace(SplitDevice):
     ) -> PieceHalf:
         """Start an inference with ``ready`` in the process, which receives the plan on first use."""
         assert side is Side.ROBOT
-        _, number, identity = self._numbers.get(id(ready)) or self._assign_number(ready, located)
+        _, number, identity = self._plan_entries.get(id(ready)) or self._assign_number(ready, located)
         run = next(self._counter)
         start_facts: Dict[str, Any] = {"number": number, "sequence": identity, "run": run}
-        if not self._process.request("advance", "begin", **start_facts)[0]["known"]:
+        if not self._process.request("advance", "begin", **start_facts)[0]["known"]:  # it has no such plan
             plan_facts: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
-            if not self._process.request("advance", "plan", **plan_facts)[0]["known"]:  # the process was restarted
+            if not self._process.request("advance", "plan", **plan_facts)[0]["known"]:  # nor the network: a restart
                 self._send_network(identity)
                 self._process.request("advance", "plan", **plan_facts)
             self._process.request("advance", "begin", **start_facts)
         return CompanionHalf(self._process, located, run)
 
     def _send_network(self, identity: str) -> None:
+        """Have the process trace its open model, or send it the recorded network."""
         network = self._networks[identity]
         if not self._recorded:
             self._process.request("advance", "trace", network.inputs, sequence=identity)
@@ -82,14 +86,14 @@ class CompanionPlace(SplitDevice):
         self._process.request("advance", "record", [encoded, *network.inputs, *constants.values()], **record_facts)
 
     def _assign_number(self, ready: ReadyPlan, located: LocalityMap) -> Tuple[ReadyPlan, int, str]:
-        if len(self._numbers) > 1024:
-            self._numbers.clear()
-        entry = self._numbers[id(ready)] = (ready, next(self._counter), sequence_hash(located.sequence))
+        if len(self._plan_entries) > 1024:
+            self._plan_entries.clear()
+        entry = self._plan_entries[id(ready)] = (ready, next(self._counter), sequence_hash(located.sequence))
         return entry
 
 
 class CompanionHalf(PieceHalf):
-    """Half of one inference, whose values are in the executor process."""
+    """Robot's half of one inference; its values are in the executor process."""
 
     def __init__(self, process: ExecutorProcess, located: LocalityMap, run: int) -> None:
         super().__init__(located, {}, {})
@@ -115,5 +119,5 @@ class CompanionHalf(PieceHalf):
         return rows
 
     def device_seconds(self) -> Optional[float]:
-        """Return the seconds computed, as of the last :meth:`fetch_rows` or :meth:`wait_blocks`."""
+        """Return the compute time in seconds, as of the last :meth:`fetch_rows` or :meth:`wait_blocks`."""
         return self._seconds

@@ -1,4 +1,4 @@
-"""Executor of a network that the executor process computes, with this process's CPU as the fallback."""
+"""Runs a network in the executor process; the fallback is this process's CPU."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from edge_offload.models.entry import Scalar
 
 
 class CompanionModule(ModuleExecutor):
-    """Runs a module in the executor process; where that fails, on this process's CPU, with the reason as a note.
+    """Runs a module in the executor process. If that fails, this process's CPU computes, with the reason as a note.
 
     Args:
         module: this process's copy, for the fallback; put in eval mode.
-        process: the executor process. It builds the model by name and must get the same weights.
-        name, options: of the model in the registry, or ``package.module:factory``.
-        engine: engine of the executor process.
+        process: the executor process. It builds the model by name; its weights must equal those of ``module``.
+        name, options: name of the model in the registry or ``package.module:factory``, and the options of its factory.
+        engine: the engine that the executor process uses.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class CompanionModule(ModuleExecutor):
         state = registry.state_hash(self.module)
         self._model: Dict[str, Any] = {"name": name, "options": dict(options), "state_hash": state}
         self._requested_engine = engine
-        self._failed = ""
-        self._pause_s = PAUSE_S
+        #: Reason why the CPU computes; empty: the executor process computes.
+        self._fallback_reason = ""
+        self._pause_s = PAUSE_S  # before the next restart
         self._closed = threading.Event()
         self._facts: Dict[str, Any] = {}
         try:
@@ -48,10 +49,10 @@ class CompanionModule(ModuleExecutor):
 
     def _open_model(self) -> None:
         self._facts, _ = self.process.request("module", "open", engine=self._requested_engine, **self._model)
-        self._failed = ""
+        self._fallback_reason = ""
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
-        fallback_reason = self._failed
+        fallback_reason = self._fallback_reason
         if not fallback_reason:
             started_at = time.monotonic()
             try:
@@ -66,7 +67,7 @@ class CompanionModule(ModuleExecutor):
         return Execution(execution.outputs, execution.compute_s, execution.engine, fallback_reason)
 
     def _restart_process(self) -> None:
-        """Start the process again after it has ended, with exponential back-off."""
+        """Restart the process after it has ended, with exponential back-off."""
         while not self._closed.wait(self._pause_s):
             self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
             self.process.close()
@@ -81,8 +82,8 @@ class CompanionModule(ModuleExecutor):
             self.process.close()
 
     def _record_failure(self, error: EdgeOffloadError) -> str:
-        self._failed = self._describe_failure(error)
-        return self._failed
+        self._fallback_reason = self._describe_failure(error)
+        return self._fallback_reason
 
     def _describe_failure(self, error: EdgeOffloadError) -> str:
         return f"computed on the CPU in place of {self.device}: {error}"
@@ -98,8 +99,8 @@ class CompanionModule(ModuleExecutor):
         return dict(self._facts.get("engine_facts", {}))
 
     def engine_state(self) -> Tuple[str, bool]:
-        if self._failed:
-            return self._failed, True
+        if self._fallback_reason:
+            return self._fallback_reason, True
         try:
             facts, _ = self.process.request("module", "state")
         except EdgeOffloadError as error:
@@ -107,12 +108,12 @@ class CompanionModule(ModuleExecutor):
         return str(facts["words"]), bool(facts["wrong"])
 
     def engine_ready(self, timeout_s: float) -> bool:
-        if self._failed:
+        if self._fallback_reason:
             return True
         facts, _ = self.process.request("module", "ready", timeout_s=timeout_s)
         return bool(facts["ready"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the executor process."""
         self._closed.set()
         self.process.close()

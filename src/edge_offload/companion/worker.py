@@ -34,7 +34,7 @@ from edge_offload.split.runtime.tracing import locate_along, trace_module
 
 
 class ModelHandler:
-    """Handlers of requests about the model that is open."""
+    """Handles requests about the open model; a method's docstring gives the facts of request → response."""
 
     def __init__(self, device: str) -> None:
         self._requested_device = device
@@ -43,7 +43,7 @@ class ModelHandler:
 
     @property
     def device(self) -> torch.device:
-        """Device that computes."""
+        """Device that computes: the one that ``auto`` stands for here."""
         return devices.pick_device(self._requested_device)
 
     def describe_device(self, _: Tensors) -> Answer:
@@ -51,7 +51,11 @@ class ModelHandler:
         return {"device": str(self.device), "fingerprint": fingerprint_of(devices.fix_kernel_choice(self.device))}, ()
 
     def open_model(self, _: Tensors, name: str, options: Dict[str, Any], state_hash: str, engine: str) -> Answer:
-        """``{name, options, state_hash, engine}`` → ``{engine, engine_facts}``: build a model."""
+        """``{name, options, state_hash, engine}`` → ``{engine, engine_facts}``: build and open a model.
+
+        Raises:
+            Refused: its weights differ from ``state_hash``.
+        """
         module = registry.build_module(name, **options)
         if registry.state_hash(module) != state_hash:
             raise Refused(f"model {name!r} is built with other weights here", remedy="seed it, or use device cpu")
@@ -64,29 +68,29 @@ class ModelHandler:
         """Executor of the open model.
 
         Raises:
-            Refused: none is open.
+            Refused: no model is open.
         """
         if self._executor is None:
             raise Refused("no model is open here")
         return self._executor
 
     def run(self, inputs: Tensors) -> Answer:
-        """Inputs → ``{engine, note}`` and outputs."""
+        """Inputs → ``{engine, note}`` and outputs: run one inference."""
         execution = self.executor.run(inputs)
         return {"engine": execution.engine, "note": execution.note}, execution.outputs
 
     def engine_state(self, _: Tensors) -> Answer:
-        """``{}`` → ``{words, wrong}``."""
+        """``{}`` → ``{words, wrong}``: state of the engine in words, and true if somebody should look at it."""
         text, wrong = self.executor.engine_state()
         return {"words": text, "wrong": wrong}, ()
 
     def engine_ready(self, _: Tensors, timeout_s: float) -> Answer:
-        """``{timeout_s}`` → ``{ready}``."""
+        """``{timeout_s}`` → ``{ready}``: wait for builds of engines."""
         return {"ready": self.executor.engine_ready(timeout_s)}, ()
 
 
 class PlanHandler:
-    """Handlers of requests about the robot's half of plans for the open model; one inference at a time."""
+    """Handles requests about the robot's half of split plans, one inference at a time."""
 
     def __init__(self, models: ModelHandler) -> None:
         self._models = models
@@ -96,20 +100,20 @@ class PlanHandler:
         self._plans: Dict[int, ReadyPlan] = {}
         self._half: Optional[PieceHalf] = None
         self._ready: Optional[ReadyPlan] = None
-        self._blocks = self._run = 0
+        self._next_block = self._run = 0
 
     def profile_network(self, _: Tensors, sequence: str, repeats: int) -> Answer:
-        """``{sequence, repeats}`` → ``{profile}``: time a network traced in this process."""
+        """``{sequence, repeats}`` → ``{profile}``: time a network that this process has."""
         return {"profile": self._place.measure_profile(self._traced[sequence], repeats).to_record()}, ()
 
     def copy_to_device(self, tensors: Tensors) -> Answer:
-        """Copy rows to the device and drop them, for timing."""
+        """Copy rows to the device and drop them, so that the parent can time copies."""
         if isinstance(self._place, GpuSplitDevice):
             self._place.copy_in(tensors[0])
         return {}, ()
 
     def copy_from_device(self, _: Tensors, nbytes: int) -> Answer:
-        """``{nbytes}`` → that many bytes copied from the device, for timing."""
+        """``{nbytes}`` → that many bytes, copied from the device so that the parent can time copies."""
         return {}, [
             self._place.copy_out(nbytes)
             if isinstance(self._place, GpuSplitDevice)
@@ -117,7 +121,11 @@ class PlanHandler:
         ]
 
     def trace_model(self, examples: Tensors, sequence: str) -> Answer:
-        """``{sequence}`` and inputs: trace the model, with the same result as the program."""
+        """``{sequence}`` and inputs: trace the open model.
+
+        Raises:
+            Refused: the traced sequence has another hash than ``sequence``.
+        """
         examples = [tensor.clone() for tensor in examples]
         network = trace_module(self._models.name, self._models.executor.module, examples)
         if sequence_hash(network.program.sequence) != sequence:
@@ -126,7 +134,7 @@ class PlanHandler:
         return {}, ()
 
     def add_record(self, tensors: Tensors, sequence: str, name: str, digests: List[str]) -> Answer:
-        """``{sequence, name, digests}`` with the sequence, its inputs and constants: add a recorded network."""
+        """``{sequence, name, digests}`` with the encoded sequence, inputs and constants: add a recorded network."""
         encoded, *rest = [tensor.clone() for tensor in tensors]
         inputs, constants = rest[: len(rest) - len(digests)], rest[len(rest) - len(digests) :]
         program = TracedProgram(wire.decode(encoded.numpy().tobytes()), dict(zip(digests, constants)))
@@ -135,7 +143,7 @@ class PlanHandler:
         return {}, ()
 
     def add_plan(self, _: Tensors, number: int, sequence: str, text: str) -> Answer:
-        """``{number, sequence, text}`` → ``{known}``: add a plan; false where the network is not traced here."""
+        """``{number, sequence, text}`` → ``{known}``: add a plan; false: this process has no such network."""
         if sequence not in self._traced:
             return {"known": False}, ()
         if len(self._plans) >= 4 * MAX_PLANS:
@@ -144,12 +152,15 @@ class PlanHandler:
         return {"known": True}, ()
 
     def begin_inference(self, _: Tensors, number: int, sequence: str, run: int) -> Answer:
-        """``{number, sequence, run}`` → ``{known}``: start an inference in place of the previous one."""
+        """``{number, sequence, run}`` → ``{known}``: start an inference in place of the previous one.
+
+        ``known`` is false if this process has no such plan.
+        """
         self._ready = self._plans.get(number)
         if self._ready is None:
             return {"known": False}, ()
         located, shared = self._traced[sequence].located, self._shared[sequence]
-        self._half, self._blocks = self._place.make_half(self._ready, Side.ROBOT, located, shared), 0
+        self._half, self._next_block = self._place.make_half(self._ready, Side.ROBOT, located, shared), 0
         self._run = run
         return {"known": True}, ()
 
@@ -165,7 +176,7 @@ class PlanHandler:
         return half
 
     def take_rows(self, tensors: Tensors, run: int, number: int, low: int) -> Answer:
-        """``{run, number, low}`` and rows: take them in."""
+        """``{run, number, low}`` and rows: store them as rows of value ``number``, from row ``low`` on."""
         self.current_half(run).take_rows(number, low, tensors[0])
         return {}, ()
 
@@ -173,22 +184,25 @@ class PlanHandler:
         """``{run}``: compute the next block."""
         half = self.current_half(run)
         assert self._ready is not None
-        mine = self._ready.sides[Side.ROBOT]
-        block = mine.blocks[self._blocks]
-        places = slice(block.first, block.last + 1)
+        robot_plan = self._ready.sides[Side.ROBOT]
+        block = robot_plan.blocks[self._next_block]
+        steps = slice(block.first, block.last + 1)
         with torch.no_grad():
-            half.run_block(self._ready.plan.steps_of(Side.ROBOT)[places], mine.dead[places])
-        self._blocks += 1
+            half.run_block(self._ready.plan.steps_of(Side.ROBOT)[steps], robot_plan.dead[steps])
+        self._next_block += 1
         return {}, ()
 
     def catch_up(self, _: Tensors, run: int) -> Answer:
-        """``{run}`` → ``{seconds}``: wait for the device."""
+        """``{run}`` → ``{seconds}``: wait for all blocks; ``seconds`` that the device has computed so far."""
         half = self.current_half(run)
         half.wait_blocks()
         return {"seconds": half.device_seconds()}, ()
 
     def fetch_rows(self, _: Tensors, run: int, number: int, low: int, high: int, blocks: int) -> Answer:
-        """``{run, number, low, high, blocks}`` → ``{seconds}`` and rows."""
+        """``{run, number, low, high, blocks}`` → ``{seconds}`` and rows [low, high) of value ``number``.
+
+        The first ``blocks`` blocks compute these rows; ``seconds``: see :meth:`catch_up`.
+        """
         half = self.current_half(run)
         with torch.no_grad():
             rows = half.fetch_rows(number, low, high, blocks)
@@ -205,7 +219,7 @@ def serve_channels(channels: Dict[str, TensorChannel], device: str) -> None:
     }  # fmt: skip
     try:
         plans = PlanHandler(models)
-    except Exception:  # the request for the device reports the cause
+    except Exception:  # the request "device" fails likewise and reports the cause
         pass
     else:
         handlers["take"] = {"take": plans.take_rows, "copy": plans.copy_to_device}
@@ -236,7 +250,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:n")
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too; the parent ends it
     heap.retain_freed_memory()
     if args.threads:
         torch.set_num_threads(args.threads)

@@ -1,7 +1,7 @@
-"""Several frames of one shape through a module at once, read out one by one; and how far that is from single frames.
+"""Batches: frames of one shape computed together, read out one by one, and compared with single frames.
 
-A batch has other bits than single frames in most networks (other kernels, other order of sums), so each size is judged
-on this machine before it is used.
+In most networks a batch gives other bits than single frames: other kernels, another order of sums. So each batch size
+is compared on this machine before it is used.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from edge_offload.execute.module import (
 )
 from edge_offload.execute.tensors import Specs, specs_of
 
-#: How far a batch may be from single frames, as a share of an output's largest value, and still be computed.
+#: Largest difference from single frames at which a batch is used, as a share of the output's largest value.
 MAX_RELATIVE_ERROR = 1e-5
 
-#: Sizes and shapes of batches that are captured at once.
+#: Captured batches (each for one size and shapes) that are kept at once.
 MOST_GRAPHS = 16
-#: Seconds that the engine of single frames may take to be built, and frames on which it is then compared with torch.
+#: Seconds that are waited for the engine of single frames, and frames on which it is then compared with torch.
 READY_S, TRIALS = 60.0, 2
 
 Tensors = Tuple[torch.Tensor, ...]
@@ -45,10 +45,10 @@ class Verdict:
     """Comparison of a batch of some size with single frames.
 
     Attributes:
-        size: of the batch.
+        size: frames of the batch.
         equal: every output has the bits of single frames.
         error: the largest difference, as a share of the output's largest value; NaN if a batch cannot be computed.
-        reason: why it is not used; empty if it may be.
+        reason: why the size is not used; empty if it may be.
     """
 
     size: int
@@ -60,11 +60,12 @@ class Verdict:
 class BatchExecutor:
     """Runs an executor's module on several frames: its dense part together, its read-out frame by frame.
 
-    A dense part's method ``batch`` gets inputs with one more dimension in front, and gives outputs whose first is that;
-    where there is none, ``torch.vmap`` makes the batched network, if it can.
+    A dense part may have a method ``batch``. Its inputs are stacked: frames are a new first dimension. In its outputs
+    frames take the place of the first dimension, which has length 1 for a single frame. Without that method
+    ``torch.vmap`` batches the network, if it can.
 
     Args:
-        executor: whose module it is; its engine computes single frames alone.
+        executor: owner of the module; its engine computes batches of one frame.
     """
 
     def __init__(self, executor: ModuleExecutor) -> None:
@@ -78,9 +79,9 @@ class BatchExecutor:
         self._graphs: Dict[Specs, Tuple[Engine, str]] = {}
 
     def prepare_batch(self, frames: Frames) -> None:
-        """Prepares batches like this one as they will be computed from now on: captured, if the engine captures.
+        """Prepare for batches of this size and these shapes: capture them, if the engine captures.
 
-        It takes some runs, and the time of a capture.
+        Blocks for some runs and a capture; for one frame, up to :data:`READY_S` seconds for its engine.
         """
         if len(frames) == 1:
             self._executor.run(frames[0])
@@ -96,25 +97,25 @@ class BatchExecutor:
         if backend is None or specs in self._graphs or len(self._graphs) >= MOST_GRAPHS:
             return
         with torch.inference_mode():
-            want = self._run_batch(stacked)
+            expected = self._run_batch(stacked)
             try:
                 engine = backend.capture(self._run_batch, stacked)
-                wrong = find_mismatch(want, engine.run(stacked), TOLERANCE[backend.accuracy])
+                mismatch = find_mismatch(expected, engine.run(stacked), TOLERANCE[backend.accuracy])
             except Exception as error:
-                wrong = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        if wrong:
-            _log.info("batches of %d are not captured: %s", len(frames), wrong)
+                mismatch = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        if mismatch:
+            _log.info("batches of %d are not captured: %s", len(frames), mismatch)
         else:
             self._graphs[specs] = engine, str(engine_facts(backend))
 
     def run(self, frames: Frames) -> List[Execution]:
-        """One inference for each frame; all have the time of the batch.
+        """Run one inference per frame; ``compute_s`` of each is the time of the whole batch.
 
         Args:
             frames: inputs of the module, frame by frame, all of the same shapes and dtypes.
 
         Raises:
-            Exception: whatever the module raises, or ``torch.vmap`` for a module that it cannot take.
+            Exception: whatever the module raises, or ``torch.vmap`` for a module that it cannot batch.
         """
         if len(frames) == 1:
             return [self._executor.run(frames[0])]
@@ -131,7 +132,7 @@ class BatchExecutor:
         return [Execution(as_ordinary(one), elapsed, f"{engine} batch {len(frames)}") for one in outputs]
 
     def compare_batch(self, frames: Frames) -> Verdict:
-        """Compare a batch of these frames with each of them alone, by the dense part's outputs."""
+        """Compare the dense part's outputs for a batch of these frames with those for each frame alone."""
         size = len(frames)
         device = self._executor.device
         try:
@@ -142,32 +143,32 @@ class BatchExecutor:
         except Exception as error:
             return Verdict(size, False, float("nan"), f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
         equal, worst = True, 0.0
-        for one, other in zip(single, together):
-            if [tensor.shape for tensor in one] != [tensor.shape for tensor in other]:
+        for alone, batched in zip(single, together):
+            if [tensor.shape for tensor in alone] != [tensor.shape for tensor in batched]:
                 return Verdict(size, False, float("nan"), "a batch gives other shapes than single frames")
-            for want, result in zip(one, other):
-                if torch.equal(want, result):
+            for expected, result in zip(alone, batched):
+                if torch.equal(expected, result):
                     continue
                 equal = False
-                largest = float(want.abs().max().clamp_min(1e-30))
-                difference = float((want.double() - result.double()).abs().max()) / largest
-                worst = max(worst, difference) if difference == difference else float("inf")
+                largest = float(expected.abs().max().clamp_min(1e-30))
+                difference = float((expected.double() - result.double()).abs().max()) / largest
+                worst = max(worst, difference) if difference == difference else float("inf")  # NaN
         reason = f"a batch is {worst:.1e} of the largest value from single frames, more than {MAX_RELATIVE_ERROR:.0e}"
         return Verdict(size, equal, worst, reason if worst > MAX_RELATIVE_ERROR else "")
 
     @staticmethod
     def _stack_inputs(frames: Frames) -> List[torch.Tensor]:
-        """Inputs of all frames, input by input, with one more dimension in front."""
+        """Stack each input over all frames: [frames, *shape of the input]."""
         return [torch.stack(list(column)) for column in zip(*frames)]
 
     def _run_batch(self, stacked: Sequence[torch.Tensor]) -> Tensors:
-        """Outputs of the dense part for stacked inputs."""
+        """Return the dense part's outputs for stacked inputs."""
         if self._batch is not None:
             return as_tensors(self._batch(*stacked))
         return as_tensors(torch.vmap(self._network)(*stacked))
 
     def _split_frames(self, outputs: Sequence[torch.Tensor], size: int) -> List[Tensors]:
-        """Outputs frame by frame."""
+        """Return the dense part's outputs frame by frame, in the shapes of single frames."""
         if self._batch is None:
             return [tuple(tensor[at] for tensor in outputs) for at in range(size)]
         if any(len(tensor) != size for tensor in outputs):

@@ -1,4 +1,4 @@
-"""Run a module on a device so that the same fingerprint gives the same bits, on robot and server alike."""
+"""Runs a module on a device so that equal fingerprints give equal bits, on robot and server alike."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from edge_offload.memory import flat_bytes
 if TYPE_CHECKING:
     from edge_offload.execute.engines.seat import Seat
 
-#: Bytes. torch allocates at this alignment; vector kernels may take another path (other bits) for other addresses.
+#: Bytes. torch aligns its memory so; for other addresses vector kernels may take another path, with other bits.
 ALIGNMENT = 64
 
-#: dtypes that NumPy has, too.
-_NUMPY = frozenset(
+#: dtypes that NumPy has as well.
+_NUMPY_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
      torch.float64)
 )  # fmt: skip
 
-#: Seconds for which a GPU whose memory ran out is not asked again; they double from time to time.
+#: Seconds before a GPU whose memory ran out is used again: the first pause, which doubles every time, and the longest.
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 
 #: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
@@ -66,27 +66,27 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class Divided(Protocol):
-    """A module that says which part of it is dense."""
+    """Module that separates its dense part from its read-out."""
 
     def dense_part(self) -> Tuple[nn.Module, Callable[..., object]]:
-        """A network with static shapes, and what makes the module's outputs of its outputs."""
+        """Return a network with static shapes, and the read-out: from its outputs to those of the module."""
 
 
 @runtime_checkable
 class ByEngine(Protocol):
-    """A module that torch cannot compute, nor trace: an engine always does.
+    """Module that torch can neither compute nor trace: an engine always computes it.
 
     Attributes:
-        path: of the file that it was read from.
+        path: path of the file that it was read from.
     """
 
     path: str
 
     def backend(self, device: str) -> Built:
-        """Backend that computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
+        """Return the backend that computes it for inputs on ``device``, ``cpu`` or ``cuda``."""
 
     def use(self, backend: Optional[Built]) -> None:
-        """Have it computed by ``backend`` on its device; None: by the first engine that is installed."""
+        """Compute by ``backend`` from now on; None: by the first engine that is installed."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Execution:
         outputs: in the order in which the module returns them.
         compute_s: how long the computation took (seconds, monotonic).
         engine: what computed the dense part: ``eager``, or an engine with its version, precision and network.
-        note: why the device that was asked for did not compute it; empty: it did.
+        note: why the requested device did not compute it; empty: it did.
     """
 
     outputs: Tuple[torch.Tensor, ...]
@@ -109,22 +109,22 @@ class Execution:
 class ModuleExecutor:
     """Owns a module on a device and runs it in inference mode.
 
-    Inputs are brought to one canonical form first (contiguous, aligned): kernels are chosen by strides and address
-    too, so that a channels-last tensor here and its copy from the wire there would not give equal bits.
+    Inputs are first made contiguous and aligned (:func:`canonical_input`). torch chooses kernels also by strides and
+    addresses: without this, a channels-last tensor and its copy from the network would not give equal bits.
 
     Args:
-        module: what to run; it is put in eval mode. It stays on the CPU; a GPU has a copy.
+        module: put in eval mode. It stays on the CPU; a GPU gets a copy.
         device: ``cpu``, ``cuda`` or ``cuda:n``.
-        spare: whether the CPU computes what the GPU has failed to; else that is an error.
-        engine: what computes the module's dense part (:mod:`edge_offload.execute.engines`), or the whole module where
-            it does not say which part that is; where that cannot be (it is not installed, say), torch does, and
+        engine: computes the dense part of a :class:`Divided` module, or the whole of any other
+            (:mod:`edge_offload.execute.engines`). If it cannot (it is not installed, say), torch computes, and
             :meth:`engine_state` says why.
+        spare: whether the CPU computes when the GPU has failed; else that failure is raised.
 
     Raises:
         BadInput: no such engine.
     """
 
-    #: Of a batch of 1, 2, … frames, of a device that states them (seconds); empty: they have to be measured.
+    #: Seconds for a batch of 1, 2, … frames, on a device that states them; empty: they have to be measured.
     latencies_s: Tuple[float, ...] = ()
 
     def __init__(
@@ -137,18 +137,19 @@ class ModuleExecutor:
         self.device = torch.device(device)
         self.where = str(self.device)
         self.module = module.eval().to("cpu")
-        #: What computes: the module, or the copy of it on a GPU.
+        #: Module that computes: ``module``, or its copy on the GPU.
         self.placed = self.module
         self._fallback = CpuFallback(str(self.device)) if spare and self.device.type != "cpu" else None
         self._seat: Optional[Seat] = None
-        self._unseated = ""
+        #: Why the requested engine does not compute; empty: it does, or was not requested.
+        self._problem = ""
         self._read_out: Callable[..., object] = lambda *outputs: outputs
         placed = self.device.type == "cpu" or self._place_on_gpu()
         if engine != EAGER and placed:
             self._take_engine(engine)
 
     def _place_on_gpu(self) -> bool:
-        """Put a copy of the module on the GPU, if it has room for it."""
+        """Copy the module to the GPU; return False if the GPU failed and the CPU is its fallback."""
         fix_kernel_choice(self.device)
         try:
             with gpu_failures():
@@ -161,18 +162,18 @@ class ModuleExecutor:
         return True
 
     def run_batch(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
-        """Compute frames one after another."""
+        """Run frames one after another; each element is the inputs of one frame."""
         return [self.run(inputs) for inputs in frames]
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
-        """One inference.
+        """Run one inference.
 
         Returns:
-            The outputs in the order in which the module returns them.
+            The outputs in the order in which the module returns them, and what computed them.
 
         Raises:
             Unsupported: the module returned something that is neither a tensor nor a sequence of tensors.
-            OutOfMemory, DeviceLost: the GPU failed, and nothing computes in its place.
+            OutOfMemory, DeviceLost: the GPU failed, and there is no fallback (``spare``).
             Exception: whatever the module itself raises.
         """
         if self.device.type == "cpu":
@@ -203,7 +204,7 @@ class ModuleExecutor:
         return Execution(as_ordinary(results), elapsed, engine)
 
     def fingerprint(self) -> Dict[str, Any]:
-        """Facts that decide the bits of what it computes."""
+        """Return the facts that decide the bits of its results."""
         return {**fingerprint_of(self.device), **self.engine_facts()}
 
     @property
@@ -212,73 +213,74 @@ class ModuleExecutor:
         return self._engine_without_seat(self.placed, self.device) if self._seat is None else self._seat.latest_engine()
 
     def _engine_without_seat(self, module: nn.Module, device: torch.device) -> str:
-        return _named(module.backend(device.type)) if isinstance(module, ByEngine) else EAGER
+        return _label_of(module.backend(device.type)) if isinstance(module, ByEngine) else EAGER
 
     def engine_facts(self) -> Dict[str, str]:
-        """Facts of the engine for a fingerprint; empty if results have torch's bits."""
+        """Return the engine's entry of a fingerprint; empty if results have torch's bits."""
         if isinstance(self.placed, ByEngine):
             return {ENGINE: fingerprint_entry(self.placed.backend(self.device.type))}
         stated_engine = fingerprint_entry(None if self._seat is None else self._seat.backend)
         return {ENGINE: stated_engine} if stated_engine else {}
 
     def engine_state(self) -> Tuple[str, bool]:
-        """State of the engine or of the GPU in words, and True if somebody should look at it."""
+        """Return the state of the engine or of the GPU in words, and True if somebody should look at it."""
         why = "" if self._fallback is None else self._fallback.stands_in(time.monotonic())
         if why:
             return why, True
-        if isinstance(self.placed, ByEngine) and not self._unseated:
+        if isinstance(self.placed, ByEngine) and not self._problem:
             backend = self.placed.backend(self.device.type)
             elsewhere = backend.device != self.device.type
             note = f"; no engine computes it on {self.device} here: pip install onnxruntime-gpu" if elsewhere else ""
-            return f"{_named(backend)}{note}", elsewhere
-        if self._seat is None or self._unseated:
-            return self._unseated or EAGER, bool(self._unseated)
+            return f"{_label_of(backend)}{note}", elsewhere
+        if self._seat is None or self._problem:
+            return self._problem or EAGER, bool(self._problem)
         return self._seat.state()
 
     @property
     def graphs(self) -> Optional[Direct]:
-        """Backend that captures torch's kernels; None: another engine, or torch."""
+        """Backend that captures torch's kernels, with torch's bits; None: another engine computes, or torch."""
         backend = None if self._seat is None else self._seat.backend
         return backend if isinstance(backend, Direct) and backend.accuracy == EXACT else None
 
     def engine_ready(self, timeout_s: float) -> bool:
-        """Waits up to ``timeout_s`` (seconds) for builds of engines; returns True when all are built or given up."""
+        """Wait up to ``timeout_s`` (seconds) for builds of engines; return True when all are built or given up."""
         return self._seat is None or self._seat.wait_until_built(timeout_s)
 
     def close(self) -> None:
-        """Give engines back; torch computes from now on."""
+        """Release the engines; torch computes from now on."""
         if self._seat is not None:
             self._seat.close()
 
     def _take_engine(self, name: str) -> None:
+        """Use engine ``name``, or note in ``_problem`` why it cannot be used."""
         from edge_offload.execute.engines import table
         from edge_offload.execute.engines.seat import Seat
 
-        plain = self._engine_without_seat(self.placed, self.device)
+        default = self._engine_without_seat(self.placed, self.device)
         try:
             backend = table.pick_backend(name, self.device.type, self.module)
         except Unsupported as error:  # its package may have been removed since the last start
-            self._unseated = f"{plain}: {error}"
-            _log.warning("%s; %s computes", error, "torch" if plain == EAGER else plain)
-            if plain != EAGER:
+            self._problem = f"{default}: {error}"
+            _log.warning("%s; %s computes", error, "torch" if default == EAGER else default)
+            if default != EAGER:
                 return
             name, backend = FASTEST_EXACT, table.pick_backend(FASTEST_EXACT, self.device.type)
         if backend is None:
-            none = name == AUTO and not table.packaged_engines()
-            self._unseated = f"{EAGER}: no engine is installed; {table.INSTALL}" if none else self._unseated
+            none_installed = name == AUTO and not table.packaged_engines()
+            self._problem = f"{EAGER}: no engine is installed; {table.INSTALL}" if none_installed else self._problem
         elif self.device.type == CUDA and backend.device == CPU:
-            self._unseated = f"{plain}: engine {backend.name} computes on the CPU, and this device is {self.device}"
+            self._problem = f"{default}: engine {backend.name} computes on the CPU, and this device is {self.device}"
         elif self.device.index and name == FASTEST_EXACT:
             _log.info("engine %s computes on the first GPU alone: torch computes on %s", backend.name, self.device)
         elif self.device.index and backend.device == CUDA:
-            self._unseated = f"{plain}: engine {backend.name} computes on the first GPU, and this is {self.device}"
+            self._problem = f"{default}: engine {backend.name} computes on the first GPU, and this is {self.device}"
         elif self.device.type == CPU and isinstance(backend, Direct) and backend.device == CUDA:
-            self._unseated = f"{plain}: engine {backend.name} is for device cuda, and this one is {self.device}"
+            self._problem = f"{default}: engine {backend.name} is for device cuda, and this one is {self.device}"
         elif isinstance(self.placed, ByEngine):
-            # whoever gave the module may have it computed by another engine
-            self.placed = private = copy.deepcopy(self.placed)
-            self.module = private if self.device.type == CPU else self.module
-            private.use(backend if isinstance(backend, Built) else None)
+            # a copy: the caller may use another engine for the same module
+            self.placed = own_copy = copy.deepcopy(self.placed)
+            self.module = own_copy if self.device.type == CPU else self.module
+            own_copy.use(backend if isinstance(backend, Built) else None)
         else:
             network: nn.Module = self.placed
             if isinstance(self.placed, Divided):
@@ -290,36 +292,36 @@ class ModuleExecutor:
 
 
 class CpuFallback:
-    """Fallback from a GPU to the CPU: for a while when its memory ran out, for good when it was lost.
+    """Fallback from a GPU to the CPU: for a while after its memory ran out, for good after it was lost.
 
     Args:
-        device: the GPU, as a user writes it.
+        device: name of the GPU, such as ``cuda:0``.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._why = ""
+        self._reason = ""
         self._pause_s = PAUSE_S
         self._until_s = 0.0
 
     def stands_in(self, now_s: float) -> str:
-        """Reason of the fallback at ``now_s`` (monotonic); empty: the GPU computes."""
-        return self._why if now_s < self._until_s else ""
+        """Return the reason of the fallback at ``now_s`` (monotonic seconds); empty: the GPU computes."""
+        return self._reason if now_s < self._until_s else ""
 
     def note_failure(self, error: EdgeOffloadError, for_good: bool) -> str:
-        """Notes a failure of the GPU; returns the reason of the fallback."""
+        """Start the fallback after a failure of the GPU; return its reason."""
         self._until_s = math.inf if for_good else time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
-        self._why = f"computed on the CPU in place of {self._device}: {error}"
-        return self._why
+        self._reason = f"computed on the CPU in place of {self._device}: {error}"
+        return self._reason
 
 
-#: An engine with its facts; what is installed stays as it is.
-_named: Callable[[Any], str] = functools.lru_cache(maxsize=None)(lambda backend: str(engine_facts(backend)))
+#: Name, version and precision of a backend; cached, since installed packages stay as they are.
+_label_of: Callable[[Any], str] = functools.lru_cache(maxsize=None)(lambda backend: str(engine_facts(backend)))
 
 
 def canonical_input(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` on the CPU, contiguous and aligned to :data:`ALIGNMENT`; itself when it is that already."""
+    """Return ``tensor`` on the CPU, contiguous and aligned to :data:`ALIGNMENT`; copy it only if it is not."""
     tensor = tensor.detach().to("cpu").contiguous()
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
@@ -328,7 +330,7 @@ def _as_ordinary(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     with torch.inference_mode():
-        if tensor.dtype in _NUMPY:
+        if tensor.dtype in _NUMPY_DTYPES:
             raw = tensor.resolve_neg().numpy().reshape(-1)
         else:
             raw = flat_bytes(tensor).numpy()
@@ -336,7 +338,7 @@ def _as_ordinary(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fetch_outputs(result: object) -> Tuple[torch.Tensor, ...]:
-    """Fetches the outputs of a module to the CPU, contiguous.
+    """Fetch the outputs of a module to the CPU, contiguous.
 
     Raises:
         Unsupported: as :func:`as_tensors`.
@@ -345,18 +347,18 @@ def fetch_outputs(result: object) -> Tuple[torch.Tensor, ...]:
 
 
 def as_ordinary(tensors: Sequence[torch.Tensor]) -> Tuple[torch.Tensor, ...]:
-    """Wraps the same memory in tensors that may be written outside inference mode, as decoded ones may.
+    """Wrap the memory of inference tensors in tensors that may be written outside inference mode.
 
-    Call it outside inference mode.
+    Results are then like those that are decoded from the network. Call it outside inference mode.
     """
     return tuple(_as_ordinary(tensor) for tensor in tensors)
 
 
 def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:
-    """The tensors that a module returned: one tensor, or a tuple or list of them.
+    """Return what a module returned (a tensor, or a tuple or list of tensors) as a tuple.
 
     Raises:
-        Unsupported: anything else.
+        Unsupported: it returned anything else.
     """
     if isinstance(result, torch.Tensor):
         return (result,)
@@ -368,7 +370,7 @@ def as_tensors(result: object) -> Tuple[torch.Tensor, ...]:
 
 
 def state_versions(module: nn.Module) -> List[int]:
-    """Write counters of the module's parameters and buffers: they differ after a run that changed its own state."""
+    """Return torch's write counters of the parameters and buffers; they differ after a run that wrote to them."""
     return [tensor._version for tensor in (*module.parameters(), *module.buffers())]
 
 
@@ -379,7 +381,7 @@ def _type_text(result: object) -> str:
 
 
 def as_inputs(inputs: Inputs) -> Tuple[torch.Tensor, ...]:
-    """Converts the inputs of a module to a tuple, a single tensor as well.
+    """Return the inputs of a module as a tuple, also for a single tensor.
 
     Raises:
         TypeError: neither a tensor nor a tuple or list of tensors.

@@ -1,9 +1,10 @@
-"""A robot that was promised a bound on what sharing the server may cost it: which of its frames go there, and when.
+"""Robot's side of a promise of accuracy: requests it, and chooses the frames that go to the server.
 
-The server says which frames are its turns (:class:`~edge_offload.protocol.promises.SlotSchedule`); the frame goes whose
-capture is nearest. Frames are numbered by time, so that one that the camera has dropped shifts none of the others.
-Without a word from the server for :data:`.REPEAT_S` the robot is on its own again. Pure: time comes in as an argument,
-monotonic seconds.
+The promise bounds the accuracy that sharing the server costs. The server sends slots as frame numbers
+(:class:`~edge_offload.protocol.promises.SlotSchedule`). For each slot the frame with the nearest capture is sent.
+Frames are numbered by capture time, so that a frame that the camera dropped does not shift the others. After
+:data:`.REPEAT_S` without a schedule the robot sends every frame again. Pure: times come in as arguments (monotonic
+seconds).
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from edge_offload.protocol.promises import (
     SlotSchedule,
 )
 
-#: What networks lose with age before a robot has measured it: tasks of which nothing is known, and mean curves of
-#: kapao_vtest on frames 0 to 399 of the sample video, and of SCONet in the made-up street 11 (up to 0.8 s), carried. A
-#: promise is about the mean of a session, and there what a robot has seen says little of what comes: the curve is
-#: learnt slowly. What is lost at once, however little older a result is, differs from street to street, and no
-#: schedule changes it. What is noise from one person's box to the next averages out sooner than what a street is like.
+#: Loss of accuracy of carried results, before a robot has measured it. ``UNKNOWN`` is for tasks without a measured
+#: curve. ``people`` is the mean curve of kapao_vtest on frames 0 to 399 of the sample video. ``scene`` is that of
+#: SCONet in the synthetic street 11, up to 0.8 s. The curves adapt slowly (600 s): a promise is about the mean of a
+#: session, of which the latest frames say little. The loss of any stale result differs from street to street, and no
+#: schedule changes it (``level_error``). Noise between people's boxes averages out sooner than that between streets
+#: (``lasting``).
 UNKNOWN = Habits(0.1, 0.05, 0.1, 0.1, intercept_s=600.0, slope_s=600.0, settle_s=SETTLE_S, mean_gain=0.0, alike=4.0)
 HABITS = {
     "people": replace(UNKNOWN, intercept=0.18, intercept_error=0.02, slope=0.13, slope_error=0.015, lasting=0.75),
@@ -45,10 +47,10 @@ HABITS = {
 
 
 class _FrameClock:
-    """Numbers frames by the times of their capture; one more makes a mean of the intervals before it.
+    """Numbers frames by their capture times; number 0 and the interval are fixed by :meth:`set_base`.
 
     Attributes:
-        interval_s: between frames, when the numbers were set; nan before.
+        interval_s: interval between frames at the last :meth:`set_base`; nan before the first.
     """
 
     def __init__(self) -> None:
@@ -56,20 +58,20 @@ class _FrameClock:
         self.interval_s, self._base_s = math.nan, 0.0
 
     def note_capture(self, captured: float) -> None:
-        """Take in a frame."""
+        """Add the capture time of a frame."""
         self._times.append(captured)
 
     def set_base(self, now: float) -> float:
-        """Count from the latest frame on; return its age, in seconds."""
+        """Make the latest frame number 0, and fix the interval; return the age of that frame in seconds."""
         self.interval_s, self._base_s = self.measure_interval(), self._times[-1]
         return max(0.0, now - self._base_s)
 
     def number_of(self, captured: float) -> float:
-        """Return the number of a frame that was captured then."""
+        """Return the number of a frame by its capture time; a fraction unless the camera's pace is even."""
         return (captured - self._base_s) / self.interval_s
 
     def measure_interval(self) -> float:
-        """Return the median of the latest intervals in seconds; nan for fewer than :data:`.ENOUGH`."""
+        """Return the median of the latest :data:`.ENOUGH` intervals in seconds; nan for fewer."""
         if len(self._times) <= ENOUGH:
             return math.nan
         times = list(self._times)
@@ -77,29 +79,29 @@ class _FrameClock:
 
 
 class _TravelTimes:
-    """Times of the latest frames' ways to the server, and of their results' ways back (seconds)."""
+    """Travel times of the latest frames to the server, and of their results back (seconds)."""
 
     def __init__(self) -> None:
         self._ups: Deque[float] = deque(maxlen=FRAMES)
         self._downs: Deque[float] = deque(maxlen=FRAMES)
 
     def note(self, up_s: float, down_s: float) -> None:
-        """Take in one frame's."""
+        """Add the times of one frame; ignored if either is not finite."""
         if math.isfinite(up_s) and math.isfinite(down_s):
             self._ups.append(min(max(0.0, up_s), MOST_WAY_S))
             self._downs.append(min(max(0.0, down_s), MOST_WAY_S))
 
     def summarize(self) -> Tuple[float, float, float]:
-        """Return nearly the longest way up, the usual way down and the usual way up (seconds); 0 before any."""
+        """Return a high quantile of the time up, the median down and the median up (seconds); 0 before any."""
         ups = sorted(self._ups)
-        longest = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
-        down, usual = (statistics.median(ways) if ways else 0.0 for ways in (self._downs, ups))
-        return longest, down, usual
+        high_up = ups[int((1 - NOTABLE) * (len(ups) - 1))] if ups else 0.0
+        down, usual_up = (statistics.median(times) if times else 0.0 for times in (self._downs, ups))
+        return high_up, down, usual_up
 
 
 @dataclass
 class _Agreement:
-    """State of the promise: requested, made, or neither until ``retry_at_s``, and why."""
+    """State of the promise: requested, made, or neither until ``retry_at_s``; ``reason``: why it is not made."""
 
     made: bool = False
     requested: bool = False
@@ -110,15 +112,21 @@ class _Agreement:
 
 @dataclass
 class PromisePolicy:
-    """Policy of one network. One thread at a time.
+    """Policy of one network under a promise. Use it from one thread at a time.
 
     Args:
-        bound: accuracy, at most 1, that sharing the server may cost.
+        bound: largest loss of accuracy by sharing the server: :data:`.LEAST_BOUND` to 1.
         batched: whether results may differ in the last digits from those of frames computed alone.
-        habits: what the network's results lose with age, before it was measured.
+        name: of the policy, in decisions.
+        habits: the loss of results with staleness, before it was measured.
+
+    Attributes:
+        missed: slots without a frame.
+        followed: frames sent in a slot.
+        outdated: schedules that were ignored as older, or in part as too far from the present.
 
     Raises:
-        BadInput: no such bound.
+        BadInput: ``bound`` is out of range.
     """
 
     bound: float
@@ -131,20 +139,20 @@ class PromisePolicy:
             raise BadInput(f"accuracy is {self.bound}", remedy=f"give a bound from {LEAST_BOUND:g} to 1, such as 0.05")
         self._clock, self._ways = _FrameClock(), _TravelTimes()
         self._drops = DropEstimator(self.habits)
-        self._turns: Deque[int] = deque()
-        self._plan, self._followed_s = -1, -math.inf
-        self._sent: OrderedDict[float, int] = OrderedDict()
+        self._slots: Deque[int] = deque()  # frame numbers to come
+        self._schedule_number, self._followed_s = -1, -math.inf
+        self._sent: OrderedDict[float, int] = OrderedDict()  # capture time -> slot
         self._agreement = _Agreement()
         self.missed = self.followed = self.outdated = 0
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ the promise
 
     def make_request(self, now: float, handle: int) -> Optional[PromiseRequest]:
-        """Return the request to send now, if any; :meth:`admitted` or :meth:`ended` takes the answer.
+        """Return the request to send now; None: none is due. Report the response to :meth:`admitted` or :meth:`ended`.
 
         Args:
-            now: when.
-            handle: of the model, open for the frames' shape.
+            now: the time.
+            handle: handle of the model opened for the frames' shape.
         """
         interval_s = self._clock.measure_interval()
         if self._agreement.made and abs(interval_s / self._clock.interval_s - 1) > NOTABLE:
@@ -155,36 +163,36 @@ class PromisePolicy:
             return None
         self._agreement.requested = True
         age = min(self._clock.set_base(now), MOST_WAY_S)
-        self._turns.clear()
-        self._plan = -1
+        self._slots.clear()
+        self._schedule_number = -1
         return PromiseRequest(handle, self.bound, interval_s, self.batched, 0, age, *self._estimates(now))
 
     def admitted(self, now: float, note: str = "") -> None:
-        """The server has made the promise; ``note``: why its batches are no larger."""
+        """Record that the server has made the promise; ``note``: why its batches are not larger."""
         self._agreement, self._followed_s = _Agreement(made=True, note=note), now
 
     def ended(self, now: float, why: str, retry_s: float = RECENT_S) -> None:
-        """Drop the promise: it was refused, taken back, or the connection broke."""
+        """Drop the promise: it was refused or withdrawn, or the connection broke. Retry after ``retry_s`` seconds."""
         self._agreement = _Agreement(retry_at_s=now + retry_s, reason=why)
-        self._turns.clear()
+        self._slots.clear()
 
-    # ------------------------------------------------------------------ following
+    # ------------------------------------------------------------------ slots
 
     def follow_turns(self, now: float, turns: SlotSchedule) -> None:
-        """The server has told its turns. Those of an older plan, or of another time, are not followed."""
-        if not self._agreement.made or turns.number <= self._plan:
+        """Take the slots of a received schedule. Ignore an older schedule, and slots far from the present."""
+        if not self._agreement.made or turns.number <= self._schedule_number:
             self.outdated += self._agreement.made
             return
         frame_now = self._clock.number_of(now)
-        # those further away are of another time
-        ahead = [frame for frame, _ in turns.slots if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
-        self.outdated += len(ahead) < len(turns.slots)
-        self._plan, self._followed_s = turns.number, now
+        # frame numbers further away rest on another base
+        near = [frame for frame, _ in turns.slots if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
+        self.outdated += len(near) < len(turns.slots)
+        self._schedule_number, self._followed_s = turns.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
-        self._turns = deque(frame for frame in ahead if frame > newest)
+        self._slots = deque(frame for frame in near if frame > newest)
 
     def fallback_reason(self, now: float) -> str:
-        """Return why the robot does not follow the server's turns; empty: it does."""
+        """Return why the robot sends every frame, not only those of its slots; empty: it follows its slots."""
         if not self._agreement.made:
             return self._agreement.reason
         if now - self._followed_s > REPEAT_S:
@@ -192,36 +200,36 @@ class PromisePolicy:
         return ""
 
     def wants(self, now: float, captured: float) -> bool:
-        """Tell whether the frame that was ``captured`` then is sent. Called once per frame, in order."""
+        """Return True if the frame captured at ``captured`` is to be sent. Call it once per frame, in order."""
         self._clock.note_capture(captured)
         if self.fallback_reason(now):
             return True
         number = self._clock.number_of(captured)
-        # a turn whose nearest frame did not come is that of the next frame, and of no later one
-        while self._turns and self._turns[0] + 1 < number - 0.5:
-            self._turns.popleft()
+        # if the nearest frame of a slot was dropped, the next one may use the slot, but no later one
+        while self._slots and self._slots[0] + 1 < number - 0.5:
+            self._slots.popleft()
             self.missed += 1
-        if not self._turns or self._turns[0] > number + 0.5:
+        if not self._slots or self._slots[0] > number + 0.5:
             return False
-        self._sent[captured] = self._turns.popleft()
+        self._sent[captured] = self._slots.popleft()
         self.followed += 1
         if len(self._sent) > FRAMES:
             self._sent.popitem(last=False)
         return True
 
     def report(self, now: float, captured: float) -> Optional[PromiseReport]:
-        """Return the report that goes with the frame ``captured`` then; None: it is no turn."""
+        """Return the report to send with the frame captured at ``captured``; None: it has no slot."""
         frame = self._sent.get(captured)
         return None if frame is None else PromiseReport(frame, *self._estimates(now))
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ measurements and decisions
 
     def travelled(self, up_s: float, down_s: float) -> None:
-        """A frame took so long from its capture to its arrival, and its result from the server's answer to its use."""
+        """Record travel times (s): a frame's from capture to arrival, and its result's from the response to its use."""
         self._ways.note(up_s, down_s)
 
     def compared(self, now: float, stale_s: float, drop: float) -> None:
-        """Learn that a result carried for ``stale_s`` had lost ``drop``."""
+        """Record that a result carried for ``stale_s`` seconds had lost ``drop`` of its accuracy (0 to 1)."""
         if math.isfinite(stale_s) and stale_s > 0 and 0 <= drop <= 1:
             self._drops.compared(now, stale_s, drop)
 
@@ -234,7 +242,7 @@ class PromisePolicy:
         return Decision(Mode.SERVER, self.describe(situation.now_s), self.name)
 
     def describe(self, now: float) -> str:
-        """Describe the promise's state."""
+        """Return the state of the promise in words."""
         why = self.fallback_reason(now)
         if why:
             return f"on its own: {why}"
@@ -242,6 +250,7 @@ class PromisePolicy:
         return f"promised: at most {self.bound:g} by sharing the server{note}"
 
     def _estimates(self, now: float) -> Tuple[float, ...]:
+        """Return the fields of :class:`~.PromiseReport` from ``slope`` on; slopes are per frame."""
         curve = self._drops.curve(now)
         interval_s = self._clock.interval_s
         slope, error = (min(max(0.0, one) * interval_s, MOST_SLOPE) for one in (curve.slope, curve.slope_error))

@@ -1,7 +1,8 @@
-"""Takes the turns of one node: when its frame may go to the server, by the manager's word or, without it, the clock.
+"""Decides when one node may send a frame to the server: when the manager gives it a turn, or by the clock.
 
-When the manager is gone, nodes take turns by themselves: the robot's time is cut into slots, which all its nodes see
-alike, and each slot is another node's. Who still hears the others waits for them, too. Pure.
+Without a manager, time is divided into slots of equal length. They belong to the robot's nodes in turn, ordered by
+name. All nodes compute the same slots from the robot's clock. A node also waits until the frames of other nodes, as
+far as it receives their messages, have ended. Pure: times come in as arguments.
 """
 
 from __future__ import annotations
@@ -15,29 +16,33 @@ from edge_offload.manager.tuning import RECENT_S, REPEAT_S, SILENCE_S
 
 @dataclass(frozen=True)
 class Claim:
-    """A frame may go; ``number``: of the manager's turn, or 0: taken by the node itself."""
+    """The right to send one frame; ``number``: number of the manager's turn, 0 for a slot of the clock."""
 
     number: int
 
 
 class TurnTaker:
-    """One node's. One thread at a time. ``now`` is monotonic, ``clock_s`` what frames are stamped by; both in seconds.
+    """Turns of one node. Use it from one thread at a time.
+
+    In all methods ``now`` is monotonic time, and ``clock_s`` the clock that stamps frames; both are seconds.
 
     Args:
-        node: its name.
-        now: when it began to listen.
+        node: name of the node.
+        now: time of its subscription to turns.
 
     Attributes:
-        clock_reason: why turns are taken by the clock, in words; empty: the manager gives them.
+        clock_reason: why the clock decides, in words; empty: the manager gives turns.
     """
 
     def __init__(self, node: str, now: float) -> None:
         self._node = node
         self._turn: Tuple[int, int] = (0, 0)
-        self._mine = False
+        self._has_turn = False  # given by the manager, and not used yet
         self._received_s = now
-        self._slots: Dict[str, float] = {node: REPEAT_S}
-        self._others: Dict[str, float] = {}
+        #: Expected latency of a frame of each node (seconds).
+        self._latencies_s: Dict[str, float] = {node: REPEAT_S}
+        #: Other nodes with a frame in flight: the time until which it is waited for.
+        self._busy_until_s: Dict[str, float] = {}
         self._at_once = 1
         self._slot_taken: Optional[int] = None
         self.clock_reason = ""
@@ -45,67 +50,67 @@ class TurnTaker:
     def given(
         self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float], at_once: int = 1
     ) -> None:
-        """The manager gave a turn, or says again which one it gave.
+        """Record a turn that the manager gave, or repeated.
 
         Args:
-            now: when it was heard.
-            turn: its number, and when it was given: another manager counts anew.
-            node: whose it is.
-            latencies_s: of all nodes that take turns.
-            at_once: frames that may be under way.
+            now: time of receipt.
+            turn: number of the turn and its stamp, since a restarted manager counts from the beginning.
+            node: the node that has the turn.
+            latencies_s: latency of a frame of each node that takes turns.
+            at_once: frames of all nodes that may be in flight at once.
         """
         self._received_s, self.clock_reason, self._at_once = now, "", max(1, at_once)
         if turn == self._turn:
             return
-        self._turn, self._mine = turn, node == self._node
-        self._slots = {self._node: REPEAT_S, **latencies_s}
-        # also of nodes that a manager which has just come does not know yet
-        self._others = {name: until for name, until in self._others.items() if until > now}
+        self._turn, self._has_turn = turn, node == self._node
+        self._latencies_s = {self._node: REPEAT_S, **latencies_s}
+        # frames of nodes that a new manager does not know yet are kept as well
+        self._busy_until_s = {name: until for name, until in self._busy_until_s.items() if until > now}
 
     def lose_manager(self, why: str) -> None:
-        """The manager does not give turns any more."""
-        self.clock_reason, self._mine = self.clock_reason or why, False
+        """Let the clock decide from now on: the manager does not give turns any more."""
+        self.clock_reason, self._has_turn = self.clock_reason or why, False
 
     def other(self, now: float, node: str, ends: bool) -> None:
-        """Another node took a turn, or its result is there."""
+        """Record that another node sent a frame, or (``ends``) received its result."""
         if node == self._node:
             return
-        self._slots.setdefault(node, REPEAT_S)
+        self._latencies_s.setdefault(node, REPEAT_S)
         if ends:
-            self._others.pop(node, None)
+            self._busy_until_s.pop(node, None)
         else:
-            self._others[node] = now + self._slots[node] + RECENT_S
+            self._busy_until_s[node] = now + self._latencies_s[node] + RECENT_S
 
     def wait_s(self, now: float, clock_s: float) -> float:
-        """Return the seconds that a frame has to wait, which messages may change; 0: it may go now."""
+        """Return the seconds that a frame has to wait; 0: it may go now. Ask again after each message."""
         if not self.clock_reason and now - self._received_s > RECENT_S:
             self.lose_manager(f"no manager has given a turn for {RECENT_S:g} s")
-        # a manager that has just come does not know what is under way
-        busy = sorted(until - now for until in self._others.values() if until > now)
+        # also with a manager: a new one does not know which frames are in flight
+        busy_s = sorted(until - now for until in self._busy_until_s.values() if until > now)
         if not self.clock_reason:
-            soon_s = max(0.0, self._received_s + RECENT_S - now) + 1e-3
-            return soon_s if not self._mine else 0.0 if len(busy) < self._at_once else busy[0]
-        if busy:
-            return busy[-1]
+            silence_s = max(0.0, self._received_s + RECENT_S - now) + 1e-3  # until the manager counts as gone
+            return silence_s if not self._has_turn else 0.0 if len(busy_s) < self._at_once else busy_s[0]
+        if busy_s:
+            return busy_s[-1]
         slot, remaining_s = self._slot(clock_s)
         return 0.0 if slot is None or (remaining_s <= 0 and slot != self._slot_taken) else max(remaining_s, 0.02)
 
     def _slot(self, clock_s: float) -> Tuple[Optional[int], float]:
-        """Number of the slot of now (None: nobody else takes turns), and seconds until one of this node's begins."""
-        names = sorted(self._slots)
+        """Return the present slot's number (None: no other node), and the seconds until a slot of this node."""
+        names = sorted(self._latencies_s)
         if len(names) == 1:
             return None, 0.0
-        length_s = max(self._slots.values()) + SILENCE_S
+        length_s = max(self._latencies_s.values()) + SILENCE_S
         slot = math.floor(clock_s / length_s)
-        until = (names.index(self._node) - slot) % len(names)
-        return slot, (slot + until) * length_s - clock_s if until else 0.0
+        slots_ahead = (names.index(self._node) - slot) % len(names)
+        return slot, (slot + slots_ahead) * length_s - clock_s if slots_ahead else 0.0
 
     def take(self, now: float, clock_s: float) -> Optional[Claim]:
-        """A frame goes; None: it may not, any more."""
+        """Claim the right to send a frame now; None: it has to wait."""
         if self.wait_s(now, clock_s) > 0:
             return None
         if self.clock_reason:
             self._slot_taken = self._slot(clock_s)[0]
             return Claim(0)
-        self._mine = False
+        self._has_turn = False
         return Claim(self._turn[0])

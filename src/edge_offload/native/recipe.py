@@ -1,8 +1,9 @@
-"""How a native library is made: compiled once for all that it depends on, however many processes ask, and kept.
+"""Compiles native libraries, each once, and keeps them in a cache that all processes share.
 
-Libraries are kept in ``native`` of the cache folder (:mod:`edge_offload.places`), by a hash over their sources with
-what these include, the compiler and its flags, Python, torch's version where they are linked to it, and the processor
-where they are compiled for it. A wheel of ``scripts/wheels`` brings them along for one release of torch and Python.
+The cache is the folder ``native`` of the cache folder (:mod:`edge_offload.places`). A library's file name has a hash of
+all that it depends on: sources and headers, compiler, flags and Python. Torch's version is included for a
+library linked to torch, and the processor for a library compiled for it. A wheel of ``scripts/wheels`` contains the
+libraries for one release of torch and Python.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from edge_offload.errors import BadInput, Unsupported
 from edge_offload.native import torch_facts
 from edge_offload.native.progress import Progress
 
-#: By language: the variable that names a compiler, what is tried without it, and the package that brings one.
+#: By language: environment variable that names a compiler, commands that are tried without it, Debian package.
 COMPILERS = {"C": ("CC", ("cc", "gcc", "clang"), "gcc"), "C++": ("CXX", ("c++", "g++", "clang++"), "g++")}
-#: Seconds that a compiler may take, that another process's build is waited for, and that a trial may take.
+#: Limits in seconds: of a compilation (own, or another process's that is waited for), and of a check of the compiler.
 COMPILE_S, TRIAL_S = 1800.0, 300.0
-#: Libraries that came with the package.
+#: Folder of libraries that a wheel contains.
 PREBUILT = pathlib.Path(__file__).with_name("prebuilt")
-#: Seconds between two looks whether a build is over, or is to be stopped.
+#: Seconds between two checks whether a build has ended, or is to be stopped.
 LOOK_S = 0.1
 
 
 class BuildFailed(Unsupported):
-    """The compiler ran and said no."""
+    """A build that failed, was stopped or exceeded its time limit."""
 
 
 def cache_folder() -> pathlib.Path:
-    """Where built libraries are kept.
+    """Return the folder of built libraries.
 
     Raises:
-        Unsupported: nothing says where.
+        Unsupported: no cache folder can be determined.
     """
     try:
         return places.native_folder()
@@ -57,7 +58,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def compiler(language: str = "C++") -> Optional[List[str]]:
-    """The compiler that would be used, as an argument list, or None."""
+    """Return the compiler for ``C`` or ``C++`` as an argument list; None: none is installed."""
     variable, usual, _ = COMPILERS[language]
     chosen = shlex.split(os.environ.get(variable, ""))
     candidates = [chosen] if chosen else [[name] for name in usual]
@@ -66,18 +67,18 @@ def compiler(language: str = "C++") -> Optional[List[str]]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a library is made.
+    """Build instructions of one library.
 
     Attributes:
         name: of the library's file in the cache and, if it is a Python extension, of the module.
-        what: it is, in words.
+        what: description for users.
         source: the one file that is compiled.
-        flags: what the compiler is told besides what follows from the other attributes.
-        language: C or C++.
-        extension: it is a module of Python.
+        flags: compiler flags besides those that follow from the other attributes.
+        language: ``C`` or ``C++``.
+        extension: it is an extension module of Python.
         torch: it is compiled and linked against torch.
-        processor: it is compiled for the processor at hand, if the compiler can.
-        takes: about how long that takes, in words; empty: so short that the user is not told.
+        processor: it is compiled for this machine's processor, if the compiler can.
+        takes: about how long the build takes, in words; empty: too short to report.
     """
 
     name: str
@@ -90,15 +91,15 @@ class Recipe:
     processor: bool = False
     takes: str = ""
 
-    #: What is tried in turn for the processor at hand: clang on ARM knows the second, not the first.
+    #: Flags that are tried in turn for this machine's processor: clang on ARM knows the second, not the first.
     TUNINGS: ClassVar[Sequence[Sequence[str]]] = (("-march=native",), ("-mcpu=native",), ())
 
     def path(self) -> pathlib.Path:
-        """Where the library is, or will be.
+        """Return the path of the library, which may not be built yet.
 
         Raises:
-            Unsupported: it did not come with the package, and there is no compiler, or it does not run; no torch where
-                the library needs it; nothing says where the library is to be kept.
+            Unsupported: the library is not in the package, and one of these holds. There is no compiler, or it does
+                not run; the library needs torch, and torch is not installed; no cache folder can be determined.
         """
         prebuilt = PREBUILT / self._prebuilt_name()
         if prebuilt.exists():
@@ -120,26 +121,28 @@ class Recipe:
         return cache_folder() / f"{self.name}-{digest.hexdigest()[:24]}{suffix}"
 
     def built(self) -> Optional[pathlib.Path]:
-        """The library, if it has been built."""
+        """Return the path of the library if it has been built; else None."""
         with contextlib.suppress(Unsupported):
             path = self.path()
             return path if os.path.exists(path) else None
         return None
 
     def build(self, stop: Optional[threading.Event] = None) -> pathlib.Path:
-        """Compile at low priority unless that was done before; one process does, others wait. The library's path.
+        """Return the library's path; first compile it, at low priority, unless it exists.
+
+        One process compiles at a time; others wait for it.
 
         Raises:
             Unsupported: there is no compiler.
-            BuildFailed: the compiler failed, or ``stop`` was set.
+            BuildFailed: the compiler failed or took too long, the cache cannot be written, or ``stop`` was set.
         """
         path = self.path()
         if os.path.exists(path):
             return path
-        telling = Progress(self._told(), path.parent) if self.takes else contextlib.nullcontext()
+        progress = Progress(self._build_text(), path.parent) if self.takes else contextlib.nullcontext()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with telling, _locked(path.parent / f"{self.name}.lock", stop):
+            with progress, _locked(path.parent / f"{self.name}.lock", stop):
                 if not path.exists():
                     self._compile(path, stop, self.TUNINGS if self.processor else ((),))
         except OSError as error:
@@ -148,7 +151,7 @@ class Recipe:
         return path
 
     def problem(self) -> Optional[BuildFailed]:
-        """Why a library for torch cannot be built here; None if its source compiles: that is remembered.
+        """Return why the library cannot be built here; None if its source compiles, which is recorded in the cache.
 
         Raises:
             Unsupported: no compiler.
@@ -171,7 +174,7 @@ class Recipe:
         return None
 
     def build_into(self, folder: pathlib.Path) -> None:
-        """Compile into the ``folder`` of a wheel, for any processor of this architecture.
+        """Compile into ``folder``, for a wheel: for any processor of this architecture.
 
         Raises:
             Unsupported: no compiler, or no torch.
@@ -185,7 +188,7 @@ class Recipe:
     def _suffix(self) -> str:
         return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so") if self.extension else ".so"
 
-    def _told(self) -> str:
+    def _build_text(self) -> str:
         return f"{self.what} ({self.takes})" + (f" for torch {torch_facts.torch_version()}" if self.torch else "")
 
     def _compiler(self) -> List[str]:
@@ -197,7 +200,7 @@ class Recipe:
         return found
 
     def _flags(self) -> Tuple[List[str], List[str]]:
-        """What is said before and after the source."""
+        """Return the flags before and after the source on the command line."""
         before, after = torch_facts.flags_of_installed(self.extension) if self.torch else ([], [])
         headers = [f"-I{sysconfig.get_path('include')}"] if self.extension else []
         return [*self.flags, *before, *headers], after
@@ -205,21 +208,21 @@ class Recipe:
     def _compile(
         self, path: pathlib.Path, stop: Optional[threading.Event], tunings: Sequence[Sequence[str]]
     ) -> None:  # fmt: skip
-        """Into a folder of its own first, so that nobody loads half a library."""
+        """Compile into a temporary folder and move the result, so that no process loads half a library."""
         before, after = self._flags()
         log = ""
         with tempfile.TemporaryDirectory(dir=str(path.parent)) as folder:
-            made = os.path.join(folder, path.name)
+            output = os.path.join(folder, path.name)
             for tuning in tunings:
                 command = [*self._compiler(), *before, *tuning, "-shared", "-fPIC", str(self.source)]
-                status, log = _run([*command, "-o", made, *after], stop=stop)
+                status, log = _run([*command, "-o", output, *after], stop=stop)
                 if not status:
-                    os.replace(made, path)
+                    os.replace(output, path)
                     return
         raise self._failure(log)
 
     def _failure(self, log: str) -> BuildFailed:
-        """What the compiler said, as a cause and a remedy."""
+        """Convert the compiler's error output to a cause and a remedy."""
         what = f"{self.what} cannot be built" + (f" for torch {torch_facts.torch_version()}" if self.torch else "")
         errors = [line for line in log.splitlines() if "error" in line]
         text = (" ".join(errors) or " ".join(log.split()))[:1500]
@@ -242,7 +245,7 @@ class Recipe:
 
 
 def _other_torch(version: str) -> str:
-    """What to do where a compiler is good enough and torch's headers are not what our sources expect."""
+    """Return the remedy where the compiler is new enough, but torch's headers do not fit our sources."""
     release = tuple(map(int, re.findall(r"\d+", version)[:3]))
     for bound, sign in ((torch_facts.OLDEST, ">="), (torch_facts.NEWEST, "<=")):
         limit = tuple(map(int, bound.split(".")))
@@ -252,7 +255,7 @@ def _other_torch(version: str) -> str:
 
 
 def _inputs(source: pathlib.Path) -> Dict[str, bytes]:
-    """The bytes of a source and of all files beside it that it includes, by name."""
+    """Return the bytes of a source and of all files in its folder that it includes, by name."""
     found: Dict[str, bytes] = {}
     todo: Set[str] = {source.name}
     while todo:
@@ -264,7 +267,7 @@ def _inputs(source: pathlib.Path) -> Dict[str, bytes]:
 
 
 def _processor() -> str:
-    """What -march=native depends on, so that a shared home folder serves unlike machines."""
+    """Return the facts that -march=native depends on: machines with different processors may share a home folder."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -276,15 +279,19 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path, stop: Optional[threading.Event]) -> Iterator[None]:
-    """Hold a lock that one process has at a time."""
-    ends = time.monotonic() + COMPILE_S
+    """Hold a file lock that one process has at a time.
+
+    Raises:
+        BuildFailed: another process held it for :data:`COMPILE_S`, or ``stop`` was set.
+    """
+    deadline = time.monotonic() + COMPILE_S
     with path.open("a") as stream:
         while True:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the file closes
                 break
             except BlockingIOError:
-                if time.monotonic() > ends:
+                if time.monotonic() > deadline:
                     cause = f"another process has been building in {path.parent} for {COMPILE_S:.0f} s"
                     raise BuildFailed(cause, remedy="look what it is doing") from None
                 if (stop or threading.Event()).wait(LOOK_S):
@@ -293,13 +300,13 @@ def _locked(path: pathlib.Path, stop: Optional[threading.Event]) -> Iterator[Non
 
 
 def _run(command: Sequence[str], limit_s: float = COMPILE_S, stop: Optional[threading.Event] = None) -> Tuple[int, str]:
-    """Exit status and standard error of a compiler; it is ended with whoever called it.
+    """Run a compiler; return its exit status and standard error. An exception meanwhile also stops it.
 
     Raises:
         BuildFailed: it took longer than ``limit_s``, or ``stop`` was set.
     """
     nice = ["nice", "-n", "10"] if shutil.which("nice") else []
-    ends = time.monotonic() + limit_s
+    deadline = time.monotonic() + limit_s
     with subprocess.Popen(
         [*nice, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -313,7 +320,7 @@ def _run(command: Sequence[str], limit_s: float = COMPILE_S, stop: Optional[thre
                     pass
                 if stop is not None and stop.is_set():
                     raise BuildFailed("the build was stopped")
-                if time.monotonic() > ends:
+                if time.monotonic() > deadline:
                     raise BuildFailed(f"{command[0]} was not done within {limit_s:.0f} s")
         finally:
             if process.poll() is None:

@@ -1,4 +1,4 @@
-"""What the compiler and the loader must know of the installed torch, found without importing it."""
+"""Facts of the installed torch for the compiler and the loader, found without importing it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import List, Tuple
 
 from edge_offload.errors import Unsupported
 
-#: The C++ standards that torch's headers have asked for, by the number that they compare ``__cplusplus`` with.
+#: C++ standards that torch's headers require, by the number that they compare ``__cplusplus`` with.
 STANDARDS = {201402: "c++14", 201703: "c++17", 202002: "c++20", 202302: "c++23"}
 #: The oldest and the newest torch that this release was tested with.
 OLDEST, NEWEST = "2.0.1", "2.15.0"
 
 
 def torch_directory() -> pathlib.Path:
-    """Where torch is installed.
+    """Return the folder of the installed torch.
 
     Raises:
-        Unsupported: it is not installed.
+        Unsupported: torch is not installed.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
@@ -29,21 +29,24 @@ def torch_directory() -> pathlib.Path:
 
 
 def torch_version() -> str:
-    """Torch's version."""
+    """Return torch's version, with its local part (such as ``+cpu``)."""
     lines = (torch_directory() / "version.py").read_text().splitlines()
     (version, *_) = (line.split("=", 1)[1] for line in lines if line.startswith("__version__"))
     return version.strip().strip("'\"")
 
 
 def built_with_cuda() -> bool:
-    """Whether torch has a CUDA device of its own, whose kernels the virtual one then replaces."""
+    """Return True if torch has CUDA kernels of its own, which those of the virtual device then replace."""
     return (torch_directory() / "lib" / "libtorch_cuda.so").exists()
 
 
 def load_torch() -> None:
-    """Load the libraries of torch that the guard builds upon, as ``import torch`` will.
+    """Load the libraries of torch that the native guard needs, as ``import torch`` will.
 
-    Its CUDA libraries, if it has them, come first: what they register is then replaced by the guard.
+    torch's CUDA libraries, if there are any, are loaded before the guard, which replaces the kernels they register.
+
+    Raises:
+        Unsupported: a library cannot be loaded.
     """
     directory = torch_directory() / "lib"
     names = ["libc10.so", "libtorch_cpu.so"]
@@ -59,20 +62,20 @@ def load_torch() -> None:
 
 
 def standard(include: pathlib.Path) -> str:
-    """The C++ standard that torch's headers in ``include`` ask for: 17 up to torch 2.13, 20 from 2.14 on.
+    """Return the C++ standard that torch's headers in ``include`` require: C++17 up to torch 2.13, then C++20.
 
-    Our sources are C++17, which GCC 9 has in full: more is asked of a compiler only where torch does.
+    It is at least C++17, which our sources need and GCC 9 has in full.
     """
     try:
         text = (include / "ATen" / "ATen.h").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    asked = max(map(int, re.findall(r"__cplusplus\s*<\s*(\d{6})L", text)), default=0)
-    return STANDARDS.get(max(asked, 201703), "c++23")
+    required = max(map(int, re.findall(r"__cplusplus\s*<\s*(\d{6})L", text)), default=0)
+    return STANDARDS.get(max(required, 201703), "c++23")
 
 
 def compile_flags(include: pathlib.Path, cxx11_abi: bool = True) -> List[str]:
-    """What the compiler is told for torch's headers in ``include``; the same for each source."""
+    """Return the compiler flags for torch's headers in ``include``; the same for each source."""
     return [
         f"-std={standard(include)}", f"-D_GLIBCXX_USE_CXX11_ABI={int(cxx11_abi)}", "-DTORCH_API_INCLUDE_EXTENSION_H",
         f"-I{include}", f"-I{include / 'torch/csrc/api/include'}",
@@ -80,13 +83,13 @@ def compile_flags(include: pathlib.Path, cxx11_abi: bool = True) -> List[str]:
 
 
 def flags_of_installed(extension: bool) -> Tuple[List[str], List[str]]:
-    """What compiler and linker are told for the installed torch; ``extension``: the library is a module of Python."""
+    """Return compiler and linker flags for the installed torch; ``extension``: for an extension module of Python."""
     root = torch_directory()
     links = [f"-L{root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
     return compile_flags(root / "include", cxx11_abi()), [*links, *(["-ltorch_python", "-ldl"] if extension else [])]
 
 
 def cxx11_abi() -> bool:
-    """Whether this torch was built with the new libstdc++ string ABI, read from the names of its own functions."""
+    """Return True if torch was built with the new libstdc++ string ABI, as the names of its functions show."""
     path = torch_directory() / "lib" / "libc10.so"
     return path.exists() and b"_ZN3c108demangleB5cxx11EPKc" in path.read_bytes()

@@ -1,4 +1,4 @@
-"""Velocity commands for following a person, within limits; without a recent position the robot stops."""
+"""Velocity commands to follow a person, within limits. Without a recent position the robot stops."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Callable, Optional, Tuple
 from edge_offload.errors import BadInput
 
 _TURN_ONLY = math.radians(70)
-"""Bearing from which the robot only turns."""
+"""Bearing (radians) from which the robot turns without driving."""
 
 
 @dataclass(frozen=True)
 class FollowerConfig:
-    """Limits and gains. SI units; distances and bearings are of the robot's base frame (x forward, y left).
+    """Limits and gains in SI units and radians; the robot's base frame has x forward and y left.
 
     Attributes:
         distance: distance to keep from the person.
-        distance_dead_zone, bearing_dead_zone: smaller errors are ignored.
-        linear_gain, angular_gain: speed per error, 1/s.
+        distance_dead_zone, bearing_dead_zone: smaller errors of distance and bearing are ignored.
+        linear_gain, angular_gain: speed per error of distance or bearing, 1/s.
         max_linear, max_angular: limits of speed. The robot never drives backwards.
         max_linear_acceleration, max_angular_acceleration: limits of acceleration while driving.
         stop_deceleration: deceleration when the target is lost or results are stale.
@@ -50,7 +50,7 @@ class FollowerConfig:
 
 @dataclass(frozen=True)
 class Command:
-    """Velocity, m/s forward and rad/s to the left, and its reason, for people."""
+    """Velocity, m/s forward and rad/s to the left, and its reason as a text for people."""
 
     linear: float
     angular: float
@@ -60,8 +60,8 @@ class Command:
 class PersonFollower:
     """Converts sightings to velocity commands.
 
-    Call ``add_sighting`` for each result and ``compute_command`` at a steady rate. One monotonic clock times both, so
-    that the robot stops when results end.
+    Call ``add_sighting`` for each result and ``compute_command`` at a steady rate. Both use ``clock`` (monotonic
+    seconds), so that the robot stops when no more results are added.
     """
 
     def __init__(self, config: Optional[FollowerConfig] = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,22 +87,23 @@ class PersonFollower:
     def compute_command(self) -> Command:
         """Return the velocity for the current time."""
         now = self._clock()
-        step = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 0.2)
+        # bounded, so that the speed does not jump after a late call
+        step_s = 0.0 if self._last_s is None else min(max(0.0, now - self._last_s), 0.2)
         self._last_s = now
         config = self.config
         if now - self._result_s > config.result_timeout_s:
-            return self._stop_robot(step, "no results yet" if self._result_s == -math.inf else "results are stale")
+            return self._stop_robot(step_s, "no results yet" if self._result_s == -math.inf else "results are stale")
         if self._target is None or now - self._target_s > config.target_timeout_s:
-            return self._stop_robot(step, "no target yet" if self._target is None else "target is lost")
+            return self._stop_robot(step_s, "no target yet" if self._target is None else "target is lost")
         linear, angular, reason = self._desired_speed(*self._target)
-        slower = config.max_linear_acceleration if linear > 0 else config.stop_deceleration
-        self._linear = _move_toward(self._linear, linear, config.max_linear_acceleration * step, slower * step)
-        turn = config.max_angular_acceleration * step
+        braking = config.max_linear_acceleration if linear > 0 else config.stop_deceleration
+        self._linear = _move_toward(self._linear, linear, config.max_linear_acceleration * step_s, braking * step_s)
+        turn = config.max_angular_acceleration * step_s
         self._angular = _move_toward(self._angular, angular, turn, turn)
         return Command(self._linear, self._angular, reason)
 
     def _desired_speed(self, x: float, y: float) -> Tuple[float, float, str]:
-        """Return speeds proportional to the errors, before the limit of acceleration, and the reason."""
+        """Return linear and angular speed before the limits of acceleration, and the reason."""
         config = self.config
         bearing, gap = math.atan2(y, x), math.hypot(x, y) - config.distance
         angular = 0.0 if abs(bearing) <= config.bearing_dead_zone else config.angular_gain * bearing
@@ -113,15 +114,16 @@ class PersonFollower:
             return 0.0, 0.0, "at the target"
         return linear, angular, "following" if linear else "turning to the target"
 
-    def _stop_robot(self, step: float, reason: str) -> Command:
-        braking = self.config.stop_deceleration * step
-        turn = self.config.max_angular_acceleration * step
+    def _stop_robot(self, step_s: float, reason: str) -> Command:
+        """Return the command that slows the robot towards a stop, ``step_s`` seconds after the previous one."""
+        braking = self.config.stop_deceleration * step_s
+        turn = self.config.max_angular_acceleration * step_s
         self._linear = _move_toward(self._linear, 0.0, braking, braking)
         self._angular = _move_toward(self._angular, 0.0, turn, turn)
         return Command(self._linear, self._angular, reason)
 
 
 def _move_toward(value: float, target: float, rise: float, fall: float) -> float:
-    """``value`` moved towards ``wish``: by at most ``rise`` away from zero, ``fall`` towards zero."""
+    """Move ``value`` towards ``target``: at most by ``rise`` away from zero, at most by ``fall`` towards zero."""
     limit = rise if abs(target) > abs(value) and target * value >= 0 else fall
     return value + max(-limit, min(limit, target - value))

@@ -1,8 +1,9 @@
-"""Steps by their signature: the calls between two host reads, without their integers, wherever the device cut them.
+"""Signatures of steps: the calls between two host reads, without their integers.
 
-The device also ends a segment where it does not know the shape of a result yet, and calls with other sizes are other
-segments to it. A signature abstracts from both: two steps have the same one if they are the same calls on storages that
-are connected in the same way, and if their integers agree in which are 0, 1 or more. The integers stand beside it.
+For the device, calls with other sizes are other segments. A segment also ends at a result whose shape is not known. A
+signature abstracts from both. Two steps have the same signature if they make the same calls, and storages connect
+these in the same way. The integers of the calls must also agree in which of them are 0, 1 or more; they are kept apart
+from the signature.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.flushed import FlushedSegment
 
+#: Entries of each cache.
 MAX_CACHED = 1 << 12
-#: Uploads of a step, of which more say nothing of their shapes: those are weights.
+#: The shapes of a step's uploads are recorded up to this number of them; more uploads are weights.
 MAX_SHAPED = 16
 Integers = Tuple[Tuple[int, ...], ...]
 
@@ -33,14 +35,14 @@ _ZERO = bytes(8)
 
 @dataclass(frozen=True)
 class TableCall:
-    """A row of the device's table of calls, as signatures compare it.
+    """An entry of the device's table of calls, as signatures compare it.
 
     Attributes:
-        entry: its number in the table.
+        entry: number in the table.
         name, key, claimed: see :class:`~edge_offload.ir.trace.calls.BoundOperator`.
-        skeleton: number of what is left of it without its integers.
-        integers, offsets: its integers, and where they are in its key, in bytes.
-        references: how many storages it refers to.
+        skeleton: number of the call without its integers (its name and the rest of its key).
+        integers, offsets: integers of the key, and their byte offsets in it.
+        references: number of operands that refer to a storage.
     """
 
     entry: int
@@ -54,7 +56,7 @@ class TableCall:
 
     @property
     def is_special(self) -> bool:
-        """True if it is no operator: the server does not describe its results."""
+        """True for calls that are not torch operators: the server does not describe their results."""
         return self.name.startswith("edge::")
 
     @functools.cached_property
@@ -71,16 +73,23 @@ class Definition:
     calls: Tuple[TableCall, ...]
 
     def calls_with_storages(self) -> Iterator[Tuple[TableCall, Tuple[int, ...]]]:
-        """Each call, with the numbers of the storages that it refers to."""
+        """Yield each call with the numbers of the storages that it refers to."""
         calls = iter(self.calls)
         return calls_in(self.codes, lambda _: next(calls))
 
 
 @dataclass
 class SegmentInvocation:
-    """A segment that the program has run to its end, with the storages, numbers and payloads of this time.
+    """One use of a segment by the program, with its storages, numbers and payloads.
 
-    ``calls``: how many calls the invocations of its step have, up to its own end, whose definition was asked for.
+    Attributes:
+        segment: number of the segment.
+        base: number of its first new storage.
+        live: (canonical number, storage) of each storage that existed before.
+        dead: canonical numbers of new storages that are freed already.
+        numbers, payloads, reason: see :class:`~edge_offload.replay.flushed.FlushedSegment`.
+        definition: of the segment; None: not read from the device yet.
+        calls: number of calls of its step up to its end, over the invocations whose definition was read.
     """
 
     segment: int
@@ -95,9 +104,9 @@ class SegmentInvocation:
 
     @staticmethod
     def from_flushed(flushed: FlushedSegment) -> SegmentInvocation:
-        """Invocation of a segment that the device has flushed."""
-        names = iter(flushed.live)
-        live = tuple(zip(names, names))
+        """Make the invocation of a segment that the device has flushed."""
+        numbers = iter(flushed.live)
+        live = tuple(zip(numbers, numbers))
         dead = frozenset(flushed.dead) if flushed.dead else _NONE
         return SegmentInvocation(
             flushed.segment, flushed.base, live, dead, flushed.numbers, flushed.payloads, flushed.reason
@@ -109,9 +118,9 @@ class SegmentSignature:
     """Signature and integers of all steps that consist of the same segments.
 
     Attributes:
-        number: of the signature.
-        entries: native number of each call.
-        integers: of each call's key.
+        number: number of the signature.
+        entries: number of each call in the device's table.
+        integers: integers of each call's key.
     """
 
     number: int
@@ -121,18 +130,21 @@ class SegmentSignature:
 
 @dataclass
 class CompletedStep:
-    """A step that the program has done.
+    """A step that the program has issued completely.
 
     Attributes:
         signature: its signature, and the integers of its calls.
-        segment: the only segment that it consists of, if so; ``canonicals``: what the storages of ``live`` are called
-            in it.
+        segment: its segment; None: it consists of several.
+        canonicals: canonical numbers, in ``segment``, of the storages in ``live``.
         base: number of its first new storage.
         live: storages that existed before, in the order of their first use.
-        dead: which of its new storages have been freed, counted from ``base``.
-        payloads: what was uploaded, None where that is long; ``upload_sizes``: see the function.
-        opens: whether an inference begins with it, as far as is known (:meth:`Predictor.begin` says).
-        integers, kind: of its outcome.
+        dead: freed ones of its new storages, counted from ``base``.
+        numbers: 16 bytes for each host number.
+        payloads: bytes of each upload; None for more than :data:`MAX_PAYLOAD` bytes.
+        reason: why it ended (:mod:`edge_offload.replay.flushed`).
+        opens: whether an inference begins with it, as far as is known (:meth:`Predictor.begin_step`).
+        integers, kind: integers and branch key of its outcome.
+        upload_sizes: see :func:`upload_sizes`.
     """
 
     signature: SegmentSignature
@@ -152,7 +164,7 @@ class CompletedStep:
 
 @dataclass
 class SignatureTable:
-    """Numbers the signatures; remembers what each call and each segment is made of."""
+    """Numbers the signatures; caches facts of calls and segments. ``native``: the extension module."""
 
     native: Any
     _skeletons: Dict[Tuple[str, bytes], int] = field(default_factory=dict)
@@ -167,11 +179,11 @@ class SignatureTable:
         return len(self._numbers)
 
     def skeletons_of(self, signature: int) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
-        """Skeleton of each call, and its storages: new ones from 0 on, the others −1, −2, … by their first use."""
+        """Return each call's skeleton and storages: new ones from 0 on, others −1, −2, … by their first use."""
         return self._skeleton_lists[signature]
 
     def call_of(self, entry: int) -> TableCall:
-        """Looks up the native call ``entry``."""
+        """Return entry ``entry`` of the device's table of calls."""
         call = self._calls.get(entry)
         if call is None:
             name, key, claimed = self.native.entry(entry)
@@ -187,12 +199,13 @@ class SignatureTable:
         return call
 
     def expect_results(self, calls: Sequence[Tuple[TableCall, bytes, Tuple[int, ...], List[Any]]]) -> None:
-        """Give the device the results of calls that the program will make.
+        """Report the results of expected calls to the device.
 
-        They are like those given, with another key and integers.
+        Args:
+            calls: for each, a known call that differs from it in integers only, its key, its integers, its results.
 
         Raises:
-            Disagreement: it has worked out otherwise.
+            Disagreement: the device has computed other results.
         """
         try:
             numbers = self.native.foretell([(like.entry, key, results) for like, key, _, results in calls])
@@ -201,22 +214,22 @@ class SignatureTable:
             raise Disagreement(cause, remedy="do it again: the server is asked from now on") from None
         for number, (like, key, integers, _) in zip(numbers, calls):
             if number not in self._calls:
-                made = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
-                self._calls[number] = TableCall(*made)
+                facts = (number, like.name, key, None, like.skeleton, integers, like.offsets, like.references)
+                self._calls[number] = TableCall(*facts)
         _bound_cache(self._calls)
 
     def definition_of(self, segment: int) -> Definition:
-        """Reads the definition of a segment."""
+        """Return the definition of a segment, read from the device."""
         codes = unpack_codes(self.native.words(segment))
         return Definition(codes, tuple([call for call, _ in calls_in(codes, self.call_of)]))
 
     def beginning_of(self, invocation: SegmentInvocation) -> Tuple[List[TableCall], Tuple[Tuple[int, ...], ...]]:
-        """The calls of the first invocation of a step, and their storages as :meth:`calls` numbers them."""
+        """Return the calls of a step's first invocation, and their storages numbered as in :meth:`skeletons_of`."""
         entries, references = self._storages_of(invocation)
         return [self.call_of(entry) for entry in entries], references
 
     def complete_step(self, invocations: Sequence[SegmentInvocation], freed: Sequence[int]) -> CompletedStep:
-        """Builds the step that ``invocations`` make up; ``freed`` are storages that were freed since its first."""
+        """Return the step that consists of ``invocations``; ``freed``: storages freed since its first invocation."""
         last = invocations[-1]
         first = invocations[0]
         if len(invocations) == 1:
@@ -235,9 +248,9 @@ class SignatureTable:
             order: Dict[int, int] = {}
             freed_numbers: Set[int] = set()
             for invocation in invocations:
-                mine, names = self._storages_of(invocation)
+                own_entries, own_references = self._storages_of(invocation)
                 storage_numbers = [storage for _, storage in invocation.live]
-                for entry, used in zip(mine, names):
+                for entry, used in zip(own_entries, own_references):
                     entries.append(entry)
                     storages = [invocation.base + name if name >= 0 else storage_numbers[-1 - name] for name in used]
                     references.append(
@@ -260,7 +273,7 @@ class SignatureTable:
         )
 
     def freed_ordinals(self, invocation: SegmentInvocation) -> FrozenSet[int]:
-        """Numbers, from 0 on, of the new storages of an invocation that are freed."""
+        """Return the freed ones of an invocation's new storages, numbered from 0 on."""
         if not invocation.dead:
             return invocation.dead
         before, after = self._dead.get(invocation.segment, (_NONE, _NONE))
@@ -272,7 +285,7 @@ class SignatureTable:
         return after
 
     def _storages_of(self, invocation: SegmentInvocation) -> Tuple[Tuple[int, ...], Tuple[Tuple[int, ...], ...]]:
-        """The calls of an invocation, and their storages: new ones by number from 0 on, the others from −1 down."""
+        """Return the calls of an invocation, and their storages numbered as in :meth:`skeletons_of`."""
         numbered = self._invocations.get(invocation.segment)
         if numbered is None:
             definition = invocation.definition or self.definition_of(invocation.segment)
@@ -292,6 +305,7 @@ class SignatureTable:
     def _signature_of(
         self, entries: Tuple[int, ...], references: Tuple[Tuple[int, ...], ...], reason: int
     ) -> SegmentSignature:
+        """Return the signature of calls, storages and end reason; number it if it is new."""
         calls = [self.call_of(entry) for entry in entries]
         skeletons = tuple(call.skeleton for call in calls)
         signature = self._numbers.setdefault((skeletons, references, reason), len(self._numbers))
@@ -301,14 +315,18 @@ class SignatureTable:
 
 
 def upload_sizes(payloads: Sequence[torch.Tensor], assumed: Sequence[bytes] = ()) -> Tuple[int, ...]:
-    """Bytes of each upload of a step, then the sizes of those that are not ``assumed``, which come last."""
+    """Return sizes of a step's uploads, as integers of which formulas may be learned.
+
+    These are the bytes of each upload, ``payloads`` before ``assumed``, then all dimensions of ``payloads``. The
+    dimensions are left out for more than :data:`MAX_SHAPED` uploads.
+    """
     sizes = [payload.nbytes for payload in payloads] + [len(item) for item in assumed]
     shaped = payloads if len(sizes) <= MAX_SHAPED else ()
     return (*sizes, *(size for payload in shaped for size in payload.shape))
 
 
 def _short_bytes(payload: torch.Tensor) -> Optional[bytes]:
-    """The bytes of what was uploaded, if they are few."""
+    """Return the bytes of an upload; None for more than :data:`.MAX_PAYLOAD`."""
     return bytes(memoryview(tensor_bytes(payload)).cast("B")) if payload.nbytes <= MAX_PAYLOAD else None
 
 

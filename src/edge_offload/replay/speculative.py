@@ -1,9 +1,8 @@
-"""Mode ``replay``: segments that follow each other every time run speculatively on the server.
+"""Mode ``replay``: the server speculatively runs the segments that are expected next.
 
-When the inputs of a known inference are there, the server is asked to run the segments that will follow, so that every
-host read of the inference comes back in one answer. Nothing is ever taken from a speculation that is not exactly what
-the program then did: the same calls with the same sizes on the same storages with the same host numbers. Otherwise it
-is rolled back, and the server runs what was issued.
+Once the inputs of a known inference are complete, the client requests the expected segments. One response then has the
+data of every host read of the inference. A speculated step is accepted only if the program issues exactly that step:
+the same calls, sizes, storages and host numbers. Otherwise it is rolled back, and the server runs what was issued.
 """
 
 from __future__ import annotations
@@ -30,7 +29,11 @@ from edge_offload.replay.worth import AheadGain
 
 
 class Speculative(Strategy):
-    """Learns the program's steps, and has the server run them before the program issues them."""
+    """Learns the program's steps, and has the server run them before the program issues them.
+
+    A step is all calls between two host reads: one segment or several. A segment is deferred until it is known whether
+    the server has run it speculatively.
+    """
 
     def __init__(self, dispatcher: SegmentDispatcher) -> None:
         super().__init__(dispatcher)
@@ -43,10 +46,13 @@ class Speculative(Strategy):
         definitions = self.dispatcher.definitions
         self._predictor = Predictor(definitions.signatures, definitions.call_number, budget=self._budget)
         self._running_ahead.drop()
+        #: Segments of the current step; the last ``_deferred`` of them have not been run on request.
         self._invocations: List[SegmentInvocation] = []
         self._deferred = 0
+        #: Storages that were freed since the first segment of the step.
         self._freed_in_step: List[int] = []
         self._worth = AheadGain()
+        #: None: steps are observed. Else the inference runs plainly; why its last segment ended (``flushed.READ``, …).
         self._plain_reason: Optional[int] = None
 
     @property
@@ -58,7 +64,7 @@ class Speculative(Strategy):
         return self._budget.total_s
 
     def settle(self) -> None:
-        """Run segments for which only an abandoned speculation had results."""
+        """End the speculation, and run the deferred segments, for which only it had results."""
         deferred = self._invocations[-self._deferred :] if self._deferred else []
         self._invocations, self._deferred = [], 0
         self._running_ahead.end_speculation()
@@ -66,17 +72,23 @@ class Speculative(Strategy):
             self.dispatcher.run(deferred)
 
     def announce(self, segment: int, base: int, live: List[int], payloads: List[torch.Tensor]) -> None:
-        """Start the server before the program gets to the read."""
+        """Begin to speculate before the host read that ends the step, if ``segment`` is the expected one."""
         plan = self._predictor.next_step() if self._running_ahead.current is None and not self._invocations else None
         if plan is None or plan.node.segment != segment:
             return
         start = base if self._predictor.may_open() else self._predictor.start
-        expected = dict(plan.node.live_at(base, start))
-        if all(expected.get(canonical) == number for canonical, number in zip(live[::2], live[1::2])):
+        expected_storages = dict(plan.node.live_at(base, start))
+        if all(expected_storages.get(canonical) == storage for canonical, storage in zip(live[::2], live[1::2])):
             self._begin_speculation(plan, base, payloads)
 
     def _begin_speculation(self, plan: StepPlan, base: int, payloads: List[torch.Tensor]) -> None:
-        """Have the server run the step that is under way, by its ``plan``, and what will probably follow."""
+        """Request the current step, by its ``plan``, and the steps that will probably follow.
+
+        Args:
+            plan: the expected step.
+            base: number of the step's first new storage.
+            payloads: the step's uploads so far; for the others those of ``plan`` are assumed.
+        """
         predictor = self._predictor
         branches = predictor.grow_branches()
         if branches is None:
@@ -92,13 +104,13 @@ class Speculative(Strategy):
         try:
             self._running_ahead.start(branches, graph, DeviceMessage()).assumed = assumed
         except LinkLost:
-            return  # the read that follows sees to it
+            return  # the host read that follows raises it
 
     def _begin_unseen(self, invocation: SegmentInvocation, freed: List[int]) -> None:
-        """A step of which the device does not know a size: if all else of it is as expected, its plan says the size.
+        """Speculate on a step with a size that the device does not know, such as a new length.
 
-        So it is with a length that has not been seen before. What the step has ``freed`` is freed later: it uses that,
-        and may have to be run after all.
+        If all else of the step is as expected, its plan gives the size. Storages in ``freed`` are freed later: the step
+        uses them, and may have to be run on request.
         """
         plan = (
             self._predictor.next_step() if self._running_ahead.current is None and len(self._invocations) == 1 else None
@@ -131,19 +143,19 @@ class Speculative(Strategy):
         return outcome
 
     def _continues_plainly(self, invocation: SegmentInvocation) -> bool:
-        """True if the inference goes on that runs plainly; another one begins with an upload."""
+        """Return True if ``invocation`` continues an inference that runs plainly; an upload begins another one."""
         if self._plain_reason is None or invocation.payloads or self._invocations:
             return False
         return self._running_ahead.current is None
 
     def _run_plainly(self, invocation: SegmentInvocation) -> StepOutcome:
-        """Runs a segment as mode lazy does: at once, and without learning."""
+        """Run a segment as mode ``lazy`` does: at once and without learning."""
         if invocation.reason != INFER:
             self._plain_reason = invocation.reason
         return self.dispatcher.run([invocation])
 
     def _leave_inference(self, done: CompletedStep) -> StepOutcome:
-        """Run the rest of the inference, from ``done`` on, as mode lazy does."""
+        """Run the step ``done`` and the rest of its inference as mode ``lazy`` does."""
         self._predictor.skip_inference()
         outcome = self._run_deferred(None)
         self._invocations, self._deferred, self._plain_reason = [], 0, done.reason
@@ -151,9 +163,10 @@ class Speculative(Strategy):
         return outcome
 
     def _run_observed(self, invocation: SegmentInvocation, freed: List[int]) -> StepOutcome:
-        before = self._invocations[-1] if self._invocations else None
-        self._freed_in_step = self._freed_in_step + freed if before is not None else []
-        invocation.calls = before.calls if before is not None else 0
+        """Return a segment's outcome, speculated or run now; learn from the step that it completes."""
+        previous = self._invocations[-1] if self._invocations else None
+        self._freed_in_step = self._freed_in_step + freed if previous is not None else []
+        invocation.calls = previous.calls if previous is not None else 0
         self._invocations.append(invocation)
         self._deferred += 1
         if invocation.reason == INFER:
@@ -165,9 +178,9 @@ class Speculative(Strategy):
         trips = self.dispatcher.exchange.counters.round_trips
         self._worth.note_step(done.signature.number, done.opens, trips)
         self._plain_reason = None if done.opens else self._plain_reason
-        ran = self._running_ahead.accept_step(done, self._predictor.start)
-        if ran is not None:
-            outcome, facts = ran.outcome, ran.facts
+        accepted = self._running_ahead.accept_step(done, self._predictor.start)
+        if accepted is not None:
+            outcome, facts = accepted.outcome, accepted.facts
         elif self._plain_reason is not None or not self._worth.runs_ahead(trips):
             return self._leave_inference(done)
         else:
@@ -175,7 +188,7 @@ class Speculative(Strategy):
             facts = facts_of(outcome, done.signature.integers[-1])
         self._invocations, self._deferred = [], 0
         done.integers, done.kind = facts
-        self._predictor.learn_step(done, confirmed=ran is not None)
+        self._predictor.learn_step(done, confirmed=accepted is not None)
         if self._running_ahead.current is None:
             if self._predictor.is_full:
                 self.reset()
@@ -184,16 +197,16 @@ class Speculative(Strategy):
         return outcome
 
     def _expect_segment(self, plan: Optional[StepPlan]) -> None:
-        """Have the device announce ``plan``'s segment when everything is there that is not known before."""
+        """Have the device call :meth:`announce` for ``plan``'s segment once all uploads that vary are complete."""
         native = self.dispatcher.native
         if plan is None or plan.node.segment is None:
             native.expect(-1)
             return
-        fresh = [number for number, data in enumerate(plan.uploads, 1) if data is None]
-        native.expect(plan.node.segment, max(fresh, default=len(plan.uploads)))
+        varying = [number for number, data in enumerate(plan.uploads, 1) if data is None]
+        native.expect(plan.node.segment, max(varying, default=len(plan.uploads)))
 
     def _run_deferred(self, done: Optional[CompletedStep]) -> StepOutcome:
-        """Have segments run that did not run speculatively; after ``done`` the server is to go on by itself."""
+        """Run the deferred segments; after the step ``done``, which they complete, the server continues on its own."""
 
         def send_with_graph(message: DeviceMessage) -> Optional[PendingAnswer]:
             branches = self._predictor.grow_branches(done) if done is not None else None

@@ -1,4 +1,4 @@
-"""What a server is told when it is made, by concern."""
+"""Settings of a server: compute, models and limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edge_offload.server.services.replica.service import RobotQuota
 
 @dataclass(frozen=True)
 class Compute:
-    """What a server computes with.
+    """Device, engine and CPU resources of a server.
 
     Attributes:
         device: ``auto``, ``cpu``, ``cuda``, or ``emulated:TABLE.csv``.
-        engine: what computes the replicas of mode ``server``, as
-            :func:`~edge_offload.execute.engines.table.engine_for_model` takes it; torch computes where an
-            engine is not installed, and ``OffloadServer.engine`` says so.
-        threads, cores: compute threads and CPU cores of this process; None leaves them.
+        engine: engine for the replicas of mode ``server``, as
+            :func:`~edge_offload.execute.engines.table.engine_for_model` takes it. If it is not installed, torch
+            computes, and ``OffloadServer.engine`` says so.
+        threads, cores: number of compute threads, and numbers of the CPU cores of this process; None: unchanged.
     """
 
     device: str = devices.AUTO
@@ -32,12 +32,12 @@ class Compute:
 
 @dataclass(frozen=True)
 class Models:
-    """Which models robots may open.
+    """Models that robots may open.
 
     Attributes:
-        allow: factories (``package.module:factory``) besides the models of the registry.
-        overrides: options by model name that replace those that a robot sends.
-        most: models in memory at once.
+        allow: factories (``package.module:factory``) that are allowed besides the models of the registry.
+        overrides: options by model name; they replace those that a robot sends.
+        most: largest number of models in memory at once.
     """
 
     allow: Iterable[str] = ()
@@ -47,12 +47,12 @@ class Models:
 
 @dataclass(frozen=True)
 class Limits:
-    """What robots may take.
+    """Limits of what robots may use.
 
     Attributes:
-        queue_per_peer, queue_total: requests that one robot, and all, may have waiting for the device.
-        robot: what one robot may have open.
-        devices: what virtual devices may take.
+        queue_per_peer, queue_total: requests of one robot, and of all robots, that may wait for the device.
+        robot: limits of what one robot may have open.
+        devices: limits of virtual devices.
     """
 
     queue_per_peer: int = 4

@@ -1,7 +1,7 @@
-"""Recording what a function computes on tensors of this process, as calls that a session can run.
+"""Records a function on tensors of this process as calls that a session can run.
 
-The function runs once, on tensors without readable data: one that looks at values in Python, by ``.item()``,
-``.tolist()`` or NumPy, cannot be recorded, and neither can one whose sizes depend on data or that draws random numbers.
+The function runs once, on tensors whose data Python cannot read. A function that reads values in Python (``.item()``,
+``.tolist()``, NumPy) cannot be recorded. Nor can one whose sizes depend on data, or one that draws random numbers.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ from edge_offload.errors import Unsupported
 from edge_offload.ir.trace.writing import write_call
 
 Function = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-#: An operator whose sizes depend on data only where it is given masks.
+#: Operator whose output sizes depend on data only if an index is a mask; dtypes of masks.
 _INDEX = "aten::index"
-_MASKS = (torch.bool, torch.uint8)
+_MASK_DTYPES = (torch.bool, torch.uint8)
 
 
 class RecordedCall(NamedTuple):
-    """A call by addresses of storages: ``operands`` those of its tensors, ``made`` the new ones, in order."""
+    """A call, with the addresses of its storages.
+
+    Attributes:
+        name, key, numbers: see :class:`~edge_offload.ir.trace.writing.WrittenCall`.
+        operands: addresses of its tensors' storages, in order.
+        made: addresses of the storages that it allocates, in order.
+    """
 
     name: str
     key: bytes
@@ -36,14 +42,15 @@ class RecordedCall(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What one run of a function did.
+    """Record of one run of a function.
 
     Attributes:
-        calls: in order; those that only make a view are left out.
-        graph: all calls; it takes ``constants``, then ``inputs``, and gives ``outputs``.
-        constants: tensors that existed before, in the order of their first use.
-        inputs, outputs: of the function.
-        addresses: keep addresses of storages from being used again; their memory is free.
+        calls: in order, without those that only return views.
+        graph: all calls; it takes ``constants``, then ``inputs``, and returns ``outputs``.
+        constants: tensors that existed before the run, in the order of their first use.
+        inputs, outputs: of the function; inputs are contiguous copies.
+        addresses: weak references to new storages: an address is not reused while one exists, though its memory is
+            freed.
     """
 
     calls: List[RecordedCall]
@@ -54,52 +61,55 @@ class Recording(NamedTuple):
     addresses: List[StorageWeakRef]
 
     def existing_storages(self) -> Dict[int, torch.Tensor]:
-        """A tensor of each storage that existed before, by address."""
-        return {address_of(one): one for one in (*self.constants, *self.inputs)}
+        """Return a tensor of each storage that existed before the run, by :func:`address_of` it."""
+        return {address_of(tensor): tensor for tensor in (*self.constants, *self.inputs)}
 
 
 def record_calls(run: Function, inputs: Sequence[torch.Tensor]) -> Recording:
-    """Records what ``run`` does with ``inputs``.
+    """Record what ``run`` computes from ``inputs``.
 
     Raises:
         Unsupported: a call cannot be recorded; the message names it.
-        Exception: whatever ``run`` raises where it looks at values.
+        Exception: whatever ``run`` raises where it reads values in Python.
     """
-    # composites are taken apart before the mode sees them, which they are not in inference mode
+    # outside inference mode, torch decomposes composite operators before the dispatch mode gets them
     with torch.inference_mode(False), torch.no_grad():
-        given = [one.clone(memory_format=torch.contiguous_format) for one in inputs]
-        graph = _GraphWriter(given)
+        copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+        graph = _GraphWriter(copies)
         recorder = _Recorder(graph)
         with recorder:
-            outputs = [_reveal(one) for one in run([_Opaque(one) for one in given])]
+            outputs = [_unwrap(output) for output in run([_Opaque(tensor) for tensor in copies])]
     graph.write_outputs(outputs)
-    return Recording(recorder.calls, graph.graph, graph.constants, given, outputs, recorder.addresses)
+    return Recording(recorder.calls, graph.graph, graph.constants, copies, outputs, recorder.addresses)
 
 
 class _Opaque(torch.Tensor):
-    """A tensor whose data Python cannot read. Operators run on the real one: also where a network has stored it."""
+    """Wrapper of a tensor (``content``) whose data Python cannot read.
+
+    A network may keep one after the recording: operators on it still run on ``content``.
+    """
 
     content: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, real: torch.Tensor) -> _Opaque:
-        made: _Opaque = torch.Tensor._make_wrapper_subclass(
+        wrapper: _Opaque = torch.Tensor._make_wrapper_subclass(
             cls, real.shape, strides=real.stride(), storage_offset=real.storage_offset(), dtype=real.dtype,
             device=real.device, requires_grad=False,
         )  # fmt: skip
-        made.content = real
-        return made
+        wrapper.content = real
+        return wrapper
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*_reveal_all(args), **_reveal_all(kwargs or {}))
+        return func(*_unwrap_all(args), **_unwrap_all(kwargs or {}))
 
 
 class _GraphWriter:
-    """Writes calls to a graph, in which tensors have a node each."""
+    """Writes calls to an FX graph in which each tensor has one node."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self.graph = torch.fx.Graph()
@@ -110,7 +120,7 @@ class _GraphWriter:
         self._first_input = next(iter(self.graph.nodes), None)
 
     def write_call(self, func: Any, args: Any, kwargs: Any, returned: Any) -> None:
-        """Write a call and what it returned."""
+        """Add a node for a call, and nodes for the tensors that it returned."""
         node = self.graph.call_function(func, self._node_of(args), self._node_of(kwargs))
         if isinstance(returned, torch.Tensor):
             self._nodes[returned] = node
@@ -135,6 +145,8 @@ class _GraphWriter:
 
 
 class _Recorder(TorchDispatchMode):
+    """Dispatch mode that runs each call on unwrapped tensors, records it and wraps its results."""
+
     def __init__(self, graph: _GraphWriter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._graph = graph
@@ -144,7 +156,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         opaque = {id(one.content): one for one in tree_flatten((args, kwargs))[0] if isinstance(one, _Opaque)}
-        args, kwargs = _reveal_all(args), _reveal_all(kwargs or {})
+        args, kwargs = _unwrap_all(args), _unwrap_all(kwargs or {})
         _check_static(func, args)
         call = write_call(func, args, kwargs)
         self._check_written(func, args, kwargs)
@@ -159,13 +171,13 @@ class _Recorder(TorchDispatchMode):
             self.calls.append(RecordedCall(call.name, call.key, call.numbers, operands, tuple(made)))
             self._made.update(made)
             self.addresses += [StorageWeakRef(one.untyped_storage()) for one in made.values()]
-        for real, wrapped in ((one.content, one) for one in opaque.values()):
-            if real.shape != wrapped.shape or real.stride() != wrapped.stride():
+        for wrapper in opaque.values():
+            if wrapper.content.shape != wrapper.shape or wrapper.content.stride() != wrapper.stride():
                 raise Unsupported(f"it changes the shape of a tensor in place ({call.name})")
         return tree_map_only(torch.Tensor, lambda one: opaque[id(one)] if id(one) in opaque else _Opaque(one), returned)
 
     def _check_written(self, func: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> None:
-        """Raise Unsupported if a call writes to what was there before the inference."""
+        """Raise Unsupported if a call writes to a storage that existed before the run."""
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -176,26 +188,27 @@ class _Recorder(TorchDispatchMode):
 
 
 def _check_static(func: Any, args: Sequence[Any]) -> None:
+    """Raise Unsupported for an operator that is not torch's, or whose output or sizes Python reads from data."""
     name = func._schema.name
     if func.namespace != "aten":
         raise Unsupported(f"{name} is no operator of torch")
     if torch.Tag.data_dependent_output in func.tags:
         raise Unsupported(f"it looks at values in Python ({name})")
     if torch.Tag.dynamic_output_shape in func.tags:
-        masks = any(one is not None and one.dtype in _MASKS for one in args[1]) if name == _INDEX else True
+        masks = any(one is not None and one.dtype in _MASK_DTYPES for one in args[1]) if name == _INDEX else True
         if masks:
             raise Unsupported(f"its sizes depend on data ({name})")
 
 
-def _reveal(tensor: torch.Tensor) -> torch.Tensor:
+def _unwrap(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.content if isinstance(tensor, _Opaque) else tensor
 
 
-def _reveal_all(values: Any) -> Any:
-    return tree_map_only(_Opaque, _reveal, values)
+def _unwrap_all(values: Any) -> Any:
+    return tree_map_only(_Opaque, _unwrap, values)
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Address by which the storage of ``tensor`` is told from others that exist."""
+    """Return the address that identifies the storage of ``tensor`` among those that exist."""
     address: int = tensor.untyped_storage()._cdata
     return address

@@ -1,4 +1,4 @@
-"""LiDAR scans from files: KITTI's .bin, nuScenes' .pcd.bin and the point cloud library's .pcd. Independent of ROS."""
+"""Reads LiDAR scans: KITTI's .bin, nuScenes' .pcd.bin and the .pcd of the Point Cloud Library. Independent of ROS."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from edge_offload.perception.scene.returns import only_returns
 SUFFIXES = (".bin", ".pcd")
 MAX_POINTS = 10_000_000
 AUTO = "auto"
-"""Fields of a .bin scan by its name: KITTI's or nuScenes'."""
+"""Value of ``fields``: those of KITTI or nuScenes, by the name of the .bin file."""
 _KITTI = ("x", "y", "z", "intensity")
-# nuScenes devkit, LidarPointCloud.from_file: five float32 a point in sweeps that are called .pcd.bin
+# nuScenes devkit, LidarPointCloud.from_file: five float32 a point in files called .pcd.bin
 _NUSCENES = (*_KITTI, "ring")
-_FAR_M = 2000.0
-_KINDS = {"F": "f", "U": "u", "I": "i"}
+_FAR_M = 2000.0  # no coordinate of a plausible scan is larger
+_KINDS = {"F": "f", "U": "u", "I": "i"}  # TYPE in a PCD header -> kind of a NumPy dtype
 
 
 def scan_files(path: str) -> List[pathlib.Path]:
@@ -58,12 +58,12 @@ def field_names(text: str) -> Tuple[str, ...]:
 def read_scan(path: pathlib.Path, fields: str = AUTO) -> Array:
     """Read a scan as float32 [n, 4]: x, y, z in metres and intensity (0 without one).
 
-    Points that are no returns are skipped (see :mod:`edge_offload.perception.scene.returns`).
+    Points without an echo are skipped (see :mod:`edge_offload.perception.scene.returns`).
 
     Args:
-        path: of a .bin file, which has no header, or of a .pcd file.
-        fields: of a point in a .bin file (see :func:`field_names`); ``auto``: x y z intensity, as KITTI writes it, and
-            also ring in a .pcd.bin file of nuScenes. The values are then checked for plausibility.
+        path: path of a .bin file, which has no header, or of a .pcd file.
+        fields: fields of a point in a .bin file (see :func:`field_names`). ``auto``: x y z intensity as in KITTI, and
+            also ring in a .pcd.bin file of nuScenes; the values are then checked for plausibility.
 
     Raises:
         BadInput: the file cannot be read, is malformed, or its fields are not plausible.
@@ -86,7 +86,7 @@ def read_scan(path: pathlib.Path, fields: str = AUTO) -> Array:
 
 
 def _read_table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
-    """Read float32 [n, fields] of a file without a header."""
+    """Parse a file without a header as float32 [n, fields]."""
     size = 4 * len(names)
     if not data or len(data) % size:
         raise BadInput(
@@ -99,31 +99,31 @@ def _read_table(data: bytes, names: Sequence[str], path: pathlib.Path) -> Array:
 
 
 def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> None:
-    """Reject a file whose fields differ from those of its name: its columns are then a mixture of all fields."""
+    """Raise BadInput if the values show that a point has other fields: columns then mix the values of all fields."""
     with np.errstate(invalid="ignore"):
-        doubt = ""
+        problem = ""
         if (np.abs(table[:, :3][np.isfinite(table[:, :3])]) > _FAR_M).any():
-            doubt = f"coordinates beyond {_FAR_M:.0f} m"
+            problem = f"coordinates beyond {_FAR_M:.0f} m"
         elif (table[:, 3] < 0).any():
-            doubt = "intensities below 0"
+            problem = "intensities below 0"
         elif _is_periodic(table[:, 0] < 0) or _is_periodic(table[:, 1] < 0):
-            doubt = "coordinates that are negative in every second, third or fourth point only"
+            problem = "coordinates that are negative in every second, third or fourth point only"
         elif "ring" in names and not _are_rings(table[:, 4]):
-            doubt = "rings that are no whole numbers from 0"
+            problem = "rings that are no whole numbers from 0"
         elif names == _KITTI and table.size % 5 == 0 and table.size >= 100:
             last = table.reshape(-1, 5)[:, 4]
-            # integers in every fifth place, and only there, are the rings of points of five numbers
+            # whole numbers in every fifth place, and only there, are rings: a point has five numbers
             if _are_rings(last) and np.ptp(last) > 0 and not _are_rings(table[:, 3]):
-                doubt = "whole numbers in every fifth place"
-    if doubt:
+                problem = "whole numbers in every fifth place"
+    if problem:
         raise BadInput(
-            f"scan {path} is not {' '.join(names)} as float32: it would have {doubt}",
+            f"scan {path} is not {' '.join(names)} as float32: it would have {problem}",
             remedy="name its fields: --fields or scan_fields:=x,y,z,intensity,ring",
         )
 
 
 def _is_periodic(flags: Array) -> bool:
-    """Return whether a flag never holds in every k-th place, and often in others: points are then longer."""
+    """Return True if flags are never set in one of k phases (k = 2, 3, 4), and often in another: points are longer."""
     if len(flags) < 64:
         return False
     shares = [flags[phase::count].mean() for count in (2, 3, 4) for phase in range(count)]
@@ -131,10 +131,12 @@ def _is_periodic(flags: Array) -> bool:
 
 
 def _are_rings(column: Array) -> bool:
+    """Return True if all values are whole numbers from 0 to 1023, as numbers of a LiDAR's rings are."""
     return bool(((column >= 0) & (column < 1024) & (column == np.floor(column))).all())
 
 
 def _columns_of(table: Array, names: Sequence[str]) -> Array:
+    """Select x, y, z and intensity as float32 [n, 4]; 0 for a missing field."""
     points = np.zeros((len(table), 4), dtype=np.float32)
     for column, name in enumerate(_KITTI):
         if name in names:
@@ -143,6 +145,7 @@ def _columns_of(table: Array, names: Sequence[str]) -> Array:
 
 
 def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
+    """Parse an ascii or binary PCD file to x, y, z and intensity, float32 [n, 4]."""
     header, body = _pcd_header(data, path)
     try:
         names = header["FIELDS"]
@@ -150,7 +153,7 @@ def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
         counts = [int(count) for count in header.get("COUNT", ["1"] * len(names))]
         kinds = [_KINDS[kind] for kind in header["TYPE"]]
         total = int(header["POINTS"][0])
-        coding = header["DATA"][0].lower()
+        encoding = header["DATA"][0].lower()
     except (KeyError, ValueError, IndexError) as error:
         raise BadInput(f"scan {path}: malformed PCD header ({error})") from error
     if not 0 <= total <= MAX_POINTS:
@@ -159,9 +162,9 @@ def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
         raise BadInput(f"scan {path}: the PCD header does not describe points with x, y and z")
     if any(size not in (1, 2, 4, 8) for size in sizes) or any(not 1 <= count <= 1024 for count in counts):
         raise BadInput(f"scan {path}: the PCD header states field sizes {sizes} and counts {counts}")
-    if coding == "ascii":
+    if encoding == "ascii":
         columns = _ascii_columns(body, names, counts, total, path)
-    elif coding == "binary":
+    elif encoding == "binary":
         # a name that occurs twice (padding is called _) must not clash
         fields = [
             (f"{index}", f"<{kind}{size}", (count,))
@@ -176,7 +179,7 @@ def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
         cloud = np.frombuffer(body, dtype=layout, count=total)
         columns = {name: cloud[f"{index}"][:, 0] for index, name in enumerate(names)}
     else:
-        raise BadInput(f"scan {path} is {coding} PCD", remedy="convert it to binary or ascii PCD")
+        raise BadInput(f"scan {path} is {encoding} PCD", remedy="convert it to binary or ascii PCD")
     points = np.zeros((total, 4), dtype=np.float32)
     with np.errstate(over="ignore"):
         for column, name in enumerate(_KITTI):
@@ -186,6 +189,7 @@ def _parse_pcd(data: bytes, path: pathlib.Path) -> Array:
 
 
 def _pcd_header(data: bytes, path: pathlib.Path) -> Tuple[Dict[str, List[str]], bytes]:
+    """Split a PCD file into its header (values by keyword) and the bytes after it."""
     header: Dict[str, List[str]] = {}
     rest = data
     for _ in range(64):
@@ -203,6 +207,7 @@ def _pcd_header(data: bytes, path: pathlib.Path) -> Tuple[Dict[str, List[str]], 
 def _ascii_columns(
     body: bytes, names: List[str], counts: List[int], total: int, path: pathlib.Path
 ) -> Dict[str, Array]:
+    """Return the first column of each field; ``counts``: numbers per field, ``total``: points."""
     try:
         numbers = np.array(body.split(), dtype=np.float64)
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""A plan under load in virtual time, by the dispatcher that serves robots.
+"""Simulates a plan under load in virtual time, with the dispatcher that serves robots.
 
-Requests arrive at random (Poisson) at a share of the plan's rate. Real times of batches may differ from the profile's;
-then the dispatcher learns it when they end, as from real members.
+Requests arrive as a Poisson process. Simulated times of batches may differ from the profile; the dispatcher then learns
+of the difference when a batch ends, as with real workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LoadOutcome:
     Attributes:
         attainment: share of requests answered in time, by network.
         requests: their number, by network.
-        utilisation: share of time in which the plan's GPUs computed, by class, of all GPUs of the class.
+        utilisation: by class of GPU, the share of time in which GPUs computed, over all GPUs of the class.
     """
 
     attainment: Dict[str, float]
@@ -37,7 +37,7 @@ class LoadOutcome:
 
 
 def poisson_arrivals(rate: float, seconds: float, source: np.random.Generator) -> Array:
-    """Return arrival times of a Poisson process."""
+    """Return ascending arrival times (seconds) of a Poisson process with ``rate`` per second for ``seconds``."""
     count = source.poisson(rate * seconds)
     times: Array = np.sort(source.uniform(0.0, seconds, count))
     return times
@@ -51,15 +51,15 @@ def simulate_load(
     arrivals: Mapping[str, Array],
     stretch: Optional[Callable[[], float]] = None,
 ) -> LoadOutcome:
-    """Serve ``arrivals`` (seconds, rising).
+    """Simulate requests on a plan until all are answered or refused.
 
     Args:
         plan: stages and their GPUs.
-        networks: profiles of its networks.
-        cluster: its machines.
-        slo_s: latency of an answer by network (seconds).
-        arrivals: of each network.
-        stretch: returns the real time of the next stage over its profile; None: 1.
+        networks: profiles of the plan's networks, by name.
+        cluster: machines of the plan.
+        slo_s: latency bound of an answer, by network (seconds).
+        arrivals: ascending arrival times, by network (seconds).
+        stretch: returns, for the next call, its simulated time over its profile's; None: always 1.
     """
     routes = routes_of(plan, networks, cluster)
     events = _VirtualTime(stretch)
@@ -74,13 +74,13 @@ def simulate_load(
 
 
 class _VirtualTime:
-    """Events in virtual time; workers compute what they are sent in turn."""
+    """Queue of events in virtual time (seconds); each worker computes its calls one after another."""
 
     def __init__(self, stretch: Optional[Callable[[], float]]) -> None:
         self._stretch = stretch
         self._events: List[Tuple[float, int, Callable[[float], None]]] = []
-        self._numbers = itertools.count()
-        self._free: Dict[Tuple[int, int], float] = {}
+        self._numbers = itertools.count()  # orders events of the same time
+        self._free_at_s: Dict[Tuple[int, int], float] = {}
         self._now = 0.0
 
     def run_events(self) -> None:
@@ -93,10 +93,10 @@ class _VirtualTime:
         heapq.heappush(self._events, (time_, next(self._numbers), action))
 
     def serve_network(self, routes: Sequence[Route], times: Array, slo_s: float) -> List[bool]:
-        """Schedule requests; the result, filled by :meth:`simulate_load`, says which were in time."""
+        """Schedule requests; return a list that :meth:`run_events` fills: whether each was answered in time."""
         in_time = [False] * len(times)
         arrivals = [float(arrival) for arrival in times]
-        next_step = [math.inf]
+        next_step = [math.inf]  # time of the scheduled dispatcher step
 
         def answer(requests: Tuple[int, ...], _payload: Any) -> None:
             for request in requests:
@@ -105,7 +105,7 @@ class _VirtualTime:
         def start(call: StageCall) -> None:
             key = id(call.table), call.worker
             duration = call.compute_s * (self._stretch() if self._stretch else 1.0)
-            self._free[key] = end = max(self._now, self._free.get(key, 0.0)) + duration
+            self._free_at_s[key] = end = max(self._now, self._free_at_s.get(key, 0.0)) + duration
             self._schedule_event(end, lambda now: end_of(call, now))
 
         def end_of(call: StageCall, now: float) -> None:
@@ -133,7 +133,7 @@ class _VirtualTime:
 
 
 def compute_utilisation(routes: Mapping[str, Sequence[Any]], cluster: Cluster, seconds: float) -> Dict[str, float]:
-    """Return the share of time in which the GPUs of each class computed."""
+    """Return the share of ``seconds`` in which the GPUs of each class computed."""
     busy = dict.fromkeys(cluster.gpus, 0.0)
     for route in itertools.chain.from_iterable(routes.values()):
         for stage, table in zip(route.pipeline.stages, route.stages):

@@ -1,8 +1,9 @@
 """Runs requests in batches, stage by stage, earliest deadline first, and drops those that cannot be in time.
 
-A batch is formed when a worker becomes free. An overdue stage is retried on another worker; a node that is overdue
-twice leaves the plan. Ray reports a frozen or cut-off node after a minute, so every call has its expected end here.
-Pure: times are given, calls are made by the driver; the first answer wins.
+A batch is formed when a worker becomes free. An overdue call is retried on another worker, and its first response
+counts. A node with two overdue calls and no response between them leaves the plan. Each call has an expected end,
+since Ray reports a frozen or disconnected node only after a minute. Pure: times come in as arguments
+(seconds), and the driver makes the calls.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ _TOO_LATE = "full: the pool cannot answer in time"
 
 
 class Dispatcher:
-    """Serves the requests of one network by its routes.
+    """Serves the requests of one network on its routes (pipelines of stages).
 
     Args:
-        start: makes a call; :meth:`end_call` or :meth:`fail_call` follows.
-        answer: receives a batch's requests and the outputs of its last stage.
-        refuse: receives requests that are not computed, and the reason.
-        slack_s: largest time before the deadline at which batches are to end: the cost of calls and clocks. Less if
-            batches are measured to end nearer to their expected ends.
-        lead_s: time before the end of a call at which a worker of a first stage is sent the next one.
+        start: makes a call; the driver reports its result to :meth:`end_call` or :meth:`fail_call`.
+        answer: receives the numbers of a batch's requests and the outputs of its last stage.
+        refuse: receives the numbers of requests that are not computed, and the reason.
+        slack_s: largest margin before the deadline by which batches are to end, for the cost of calls and clocks. It
+            shrinks when batches are measured to end nearer to their expected ends.
+        lead_s: seconds before the end of a call at which a worker of a first stage receives the next call.
 
     Attributes:
         members: present workers and suspect nodes.
-        outcomes: lateness of calls, and batches that moved.
+        calls: calls in flight, timers and stages to serve.
+        outcomes: lateness of calls, and batches that were moved to another worker.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class Dispatcher:
 
         Args:
             routes: with empty queues.
-            nodes: of each worker.
+            nodes: name of each worker's node.
             absent: workers that are not present yet; see :meth:`mark_absent`.
-            links: links are emulated: transfers between stages are delayed until they would arrive.
+            links: whether links are emulated: a transfer between stages is delayed until it would arrive.
         """
         self.members.use_routes(routes, nodes, absent)
         self.calls.links = links
@@ -74,13 +76,13 @@ class Dispatcher:
         self.members.mark_absent(self.members.routes[route].stages[stage], number)
 
     def add_request(self, request: int, inputs: Any, deadline: float) -> None:
-        """Queue a request; deadlines rise with arrival."""
+        """Queue a request by its absolute deadline (s); requests must be added in the order of deadlines."""
         route = self.members.assign_request(PoolRequest(deadline, request, inputs))
         if route is not None:
             self.calls.stages_due[route.stages[0]] = None
 
     def step(self, now: float) -> float:
-        """Send batches that are ready and check overdue calls; return the latest time of the next step."""
+        """Send batches that are ready and check overdue calls; return the time by which to call this again."""
         if self.members.changed or self.members.unplaced:
             self._update_members()
         self.calls.run_timers(now)
@@ -100,7 +102,7 @@ class Dispatcher:
     def end_call(self, number: int, payload: Any, now: float, stays: bool = False) -> None:
         """Record the end of a call with its output.
 
-        ``stays``: the output is in its node's store until it is fetched.
+        ``stays``: the output remains in the store of its node, and ``payload`` refers to it.
         """
         call = self.calls.remove_call(number, now)
         if call is None:
@@ -109,7 +111,7 @@ class Dispatcher:
         self.outcomes.late_s.append(now - call.due)
         job, after = call.job, call.stage + 1
         if job.done or call.route.remaining_s(after, len(job.requests)) >= job.remaining_s:
-            return  # another call was first
+            return  # another call of this batch was as far or further
         job.late_s += max(0.0, now - call.due)
         job.route, job.stage = call.route, after
         job.payload, job.holder = payload, call.node if stays else ""
@@ -136,7 +138,7 @@ class Dispatcher:
         self._move_job(call, now, f"full: a member of the pool failed: {reason}"[:500])
 
     def lose_node(self, node: str, now: float) -> None:
-        """Move batches that run on a lost node, or need its tensors, to other nodes."""
+        """Remove a lost node from the plan; move batches that run on it, or need its tensors, to other nodes."""
         self.members.exclude_node(node, now)
         self._update_members()
         for call in self.calls:
@@ -154,20 +156,20 @@ class Dispatcher:
         self.calls.stages_due.update(dict.fromkeys(self.members.iterate_stages()))
 
     def _form_batches(self, route: Route, now: float) -> None:
-        """Form batches of requests for free workers; drop a request that would shrink a full batch."""
-        stage, paths, dropped = route.stages[0], route.path_s[0], []
+        """Form batches for free workers; refuse a request that would be late, or would shrink a full batch."""
+        stage, path_s, dropped = route.stages[0], route.path_s[0], []
         while route.requests:
             deadline = route.requests[0].deadline - self.outcomes.slack_s
             size = route.batch if len(route.requests) > route.batch else 1
-            if now + paths[size] > deadline + NEAR:
+            if now + path_s[size] > deadline + NEAR:
                 dropped.append(route.requests.popleft().number)
                 continue
             size = min(route.batch, len(route.requests))
             choice = self.calls.choose_worker(stage, now, size)
             if choice is None:
                 break
-            begin = max(now, stage.free_s[choice[0]])
-            while size and begin + paths[size] > deadline + NEAR:
+            begin = max(now, stage.free_s[choice[0]])  # choice: worker, arrival of the tensors
+            while size and begin + path_s[size] > deadline + NEAR:
                 size -= 1
             if not size:
                 dropped.append(route.requests.popleft().number)
@@ -189,7 +191,7 @@ class Dispatcher:
 
     def _serve_stage(self, stage: StageQueue, now: float) -> None:
         """Send a stage's batches to free workers, earliest deadline first."""
-        passed = []
+        waiting = []
         while stage.jobs:
             entry = heapq.heappop(stage.jobs)
             job = entry[-1]
@@ -207,13 +209,13 @@ class Dispatcher:
             elif choice is not None:
                 self.calls.send_job(stage, choice[0], job, choice[1], now)
             else:
-                passed.append(entry)
+                waiting.append(entry)
                 if job.watched is not stage:
                     job.watched = stage
                     self.calls.add_timer(job.latest - path_s + 2 * NEAR, stage)
                 if not any(stage.accepts_batch(worker, now, 0.0) for worker in stage.present):
                     break
-        for entry in passed:
+        for entry in waiting:
             heapq.heappush(stage.jobs, entry)
         if not stage.number:
             self._form_batches(stage.route, now)
@@ -237,7 +239,7 @@ class Dispatcher:
                 self._refuse(job.requests, "full: no member of the pool answered in time")
 
     def _move_job(self, call: StageCall, now: float, reason: str) -> None:
-        """Requeue the batch of an abandoned call, unless another call runs."""
+        """Requeue the batch of a failed or abandoned call, unless another call of it runs."""
         job = call.job
         if job.done or job.queued is not None or job.running:
             return
@@ -248,7 +250,7 @@ class Dispatcher:
         self._requeue_job(job, now, reason)
 
     def _requeue_job(self, job: Job, now: float, reason: str) -> None:
-        """Queue a batch again: from its last tensors, or from its inputs if those may be late or lost."""
+        """Queue a batch again from its last tensors, or from its inputs if the tensors may be late or lost."""
         possible, route = find_route(job, self.members, now, self.outcomes.slack_s)
         if route is not None:
             job.restart(route)
@@ -258,7 +260,7 @@ class Dispatcher:
             self._reject_job(job, reason)
 
     def _reject_job(self, job: Job, reason: str) -> None:
-        """Refuse a batch, unless an overdue call may still answer it."""
+        """Refuse a batch, unless a call in flight may still answer it."""
         job.queued = None
         if not job.overdue and not job.running:
             self._finish_job(job)
