@@ -42,9 +42,9 @@ class CompanionPlace(SplitDevice):
         return {}
 
     def measure_profile(
-        self, network: TracedNetwork, repeats: int, tell: Callable[[str], None] = lambda what: None
+        self, network: TracedNetwork, repeats: int, report: Callable[[str], None] = lambda what: None
     ) -> Profile:
-        tell("it is being timed in the executor process")
+        report("it is being timed in the executor process")
         identity = sequence_hash(network.program.sequence)
         self._networks[identity] = network
         self._send_network(identity)

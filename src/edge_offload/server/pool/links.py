@@ -24,7 +24,7 @@ class LinkSchedule:
         self.down: List[Spans] = [[] for _ in range(machines)]
 
     def earliest_start(self, sender: int, receiver: int, at: float, duration: float) -> float:
-        """Return the first time from ``at`` on when both machines' links are free for ``takes`` seconds."""
+        """Return the first time from ``at`` on when both machines' links are free for ``duration`` seconds."""
         up, down = self.up[sender], self.down[receiver]
         begin = -math.inf
         while at > begin:
