@@ -174,9 +174,9 @@ print(json.dumps({"wrong": wrong, "equal": equal}))
 SURVEY = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
-from edge_offload_research.device.conformance.shapes import chosen, installed_device, survey
+from edge_offload_research.device.conformance.shapes import choose_entries, installed_device, survey
 
-for counts in survey(chosen(sys.argv[1:], 0, 1), installed_device().native):
+for counts in survey(choose_entries(sys.argv[1:], 0, 1), installed_device().native):
     print("found", json.dumps([[*key, *value] for key, value in counts.items()]))
 """
 #: Entries of op_db with rules of their own or several layouts, and some that have none.

@@ -49,11 +49,11 @@ with torch.no_grad():
 SURVEY = """
 import json, warnings
 warnings.simplefilter("ignore")
-from edge_offload_research.device.conformance.shapes import chosen, installed_device, survey
+from edge_offload_research.device.conformance.shapes import choose_entries, installed_device, survey
 
 names = ["nn.functional.batch_norm", "nn.functional.instance_norm", "nn.functional.grid_sample"]
 agreed = set()
-for counts in survey(chosen(names, 0, 1), installed_device().native, 0.3):
+for counts in survey(choose_entries(names, 0, 1), installed_device().native, 0.3):
     agreed |= {name for (name, _, _), (agree, _) in counts.items() if agree}
 print(json.dumps({"agreed": sorted(agreed)}))
 """

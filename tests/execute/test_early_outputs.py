@@ -12,6 +12,7 @@ import torch
 
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute.session import pacer, speculative
+from edge_offload.execute.session.native_runner import library
 from edge_offload.execute.session.serve import serve_message
 from edge_offload.execute.session.session import DeviceSession, SegmentStep
 from edge_offload.ir.trace.trace_graph import TraceGraph, TraceStep
@@ -20,6 +21,12 @@ from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.messages import Answer, DeviceMessage, parse_answer
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def python_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are noted by the runner in Python alone; another test may have loaded that in C++."""
+    monkeypatch.setattr(library, "module", None)
 
 
 SENT = "left"

@@ -531,7 +531,9 @@ def status():
     )
     now = types.SimpleNamespace(promises=[promise], **figures)
     server = types.SimpleNamespace(status=lambda: now, robots=lambda: ["patrol"], address="tcp://a", engine="eager")
-    node = types.SimpleNamespace(_server=server, _gpu=types.SimpleNamespace(mean_share=lambda: 0.5))
+    node = types.SimpleNamespace(
+        _server=server, _gpu=types.SimpleNamespace(mean_share=lambda: 0.5), params={"spare": 0}
+    )
     return OffloadServerNode._status_message(node, ServerStatus.READY)
 
 

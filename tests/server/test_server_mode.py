@@ -191,7 +191,7 @@ def test_networks_of_people_are_bit_equal(killable_server, keys, name):
     server = killable_server()
     with Client(server.address, keys=KeyStore(keys), timings=TIMINGS) as client:
         inputs = image(0, 128, 192)
-        offloaded = OffloadedModule(name, module, client, example=inputs)
+        offloaded = OffloadedModule(name, module, client, example=inputs, hedging=False)
         until(lambda: offloaded.unavailable_reason(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
         for seed in range(3):
             remote, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)

@@ -75,7 +75,7 @@ class Rig:
         for name in ("robot", "server"):
             process = getattr(self, name, None)
             if process is not None:
-                process.signal(signal.SIGCONT)
+                process.send_signal(signal.SIGCONT)
                 process.kill()
         if hasattr(self, "emulator"):
             self.emulator.close()

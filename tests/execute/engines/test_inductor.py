@@ -102,6 +102,7 @@ def test_without_a_compiler_one_line_says_so_and_frames_are_exact(
     assert executor.engine_state()[1]
 
 
+@pytest.mark.release
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
