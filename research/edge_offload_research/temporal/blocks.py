@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 from typing import Any, Optional, Tuple
 
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.link.codecs.kernels.portable import Frame, split_planes
+from edge_offload.link.codecs import kernels
+from edge_offload.link.codecs.kernels.portable import NONE, Frame, split_planes
 from edge_offload.native.loader import Library
 from edge_offload.native.recipe import Recipe
 
@@ -51,10 +53,9 @@ def unblend(planes: Array, reference: Array, choice: Array, frame: Frame) -> Arr
     if module is None:
         return unblend_plainly(planes, reference, choice, frame)
     out = np.empty(frame.size, np.uint8)
-    module.unblend(
-        planes, reference, choice, out, frame.images, frame.channels, frame.height, frame.width,
-        frame.interleaved, frame.colour,
-    )  # fmt: skip
+    residuals = _restore_layout(planes, frame)
+    extents = (frame.images, frame.channels, frame.height, frame.width, frame.interleaved)
+    module.unblend(residuals, reference, choice, out, *extents)
     return out
 
 
@@ -90,13 +91,14 @@ def _per_pixel(choice: Array, frame: Frame) -> Array:
     return wide[:, : frame.height, : frame.width].astype(bool)
 
 
+def _restore_layout(planes: Array, frame: Frame) -> Array:
+    """Residual planes as residuals in the order of the pixels, none a difference to another channel."""
+    return kernels.pixels(planes, replace(frame, predictor=NONE))
+
+
 def unblend_plainly(planes: Array, reference: Array, choice: Array, frame: Frame) -> Array:
     """Inverse of :func:`blend_plainly`: pixels out of planes, the reference's pixels and the choice (uint8, flat)."""
-    r = planes.reshape(frame.images, frame.channels, frame.height, frame.width)
-    if frame.colour:
-        r = r.copy()
-        r[:, 0] += r[:, 1]
-        r[:, 2] += r[:, 1]
+    r = split_planes(_restore_layout(planes, frame), frame)
     before, spatial = split_planes(reference, frame), _per_pixel(choice, frame)
     x = np.zeros_like(r)
     up = np.zeros_like(r[:, :, 0])

@@ -51,4 +51,4 @@ def test_compiled_blocks_refuse_sizes_that_do_not_fit():
     with pytest.raises(ValueError, match="do not fit"):
         module.blend(data.copy(), data, out, 1, 3, 2, 2)  # one choice, not twelve
     with pytest.raises(ValueError, match="do not fit"):
-        module.unblend(data, data[:6], np.zeros(1, np.uint8), out, 1, 3, 2, 2, True, False)
+        module.unblend(data, data[:6], np.zeros(1, np.uint8), out, 1, 3, 2, 2, True)

@@ -11,33 +11,7 @@
 typedef struct {
     Py_ssize_t images, channels, height, width; /* of an 8-bit stack [images, channels, height, width] */
     int interleaved;                            /* the pixels are in memory as [images, height, width, channels] */
-    int colour;                                 /* channels 0 and 2 are coded as differences to channel 1 */
 } Frame;
-
-static void join3(const uint8_t *restrict p, const uint8_t *restrict q, const uint8_t *restrict s,
-                  uint8_t *restrict row, Py_ssize_t width, int colour)
-{
-    Py_ssize_t i;
-    if (colour) {
-        for (i = 0; i < width; i++) {
-            uint8_t green = q[i];
-            row[3 * i] = (uint8_t)(p[i] + green);
-            row[3 * i + 1] = green;
-            row[3 * i + 2] = (uint8_t)(s[i] + green);
-        }
-    } else {
-        for (i = 0; i < width; i++) row[3 * i] = p[i], row[3 * i + 1] = q[i], row[3 * i + 2] = s[i];
-    }
-}
-
-static void add_bytes(uint8_t *restrict x, const uint8_t *restrict y, Py_ssize_t n, int sign)
-{
-    Py_ssize_t i;
-    if (sign > 0)
-        for (i = 0; i < n; i++) x[i] = (uint8_t)(x[i] + y[i]);
-    else
-        for (i = 0; i < n; i++) x[i] = (uint8_t)(x[i] - y[i]);
-}
 
 /* temporal residuals with blocks of BLOCK x BLOCK pixels in which the gradient foretells more than the reference does */
 #define BLOCK 16
@@ -89,42 +63,25 @@ static void restore_row(const uint8_t *restrict r, const uint8_t *restrict up, c
     }
 }
 
-/* inverse of blend_frame: residual planes, reference pixels and choice -> pixels */
-static void unblend_frame(const uint8_t *planes, const uint8_t *reference, const uint8_t *choice, uint8_t *pixels,
-                          const Frame *f, const uint8_t *zeros, uint8_t *scratch)
+/* inverse of blend_frame, in the order of the pixels: residuals, reference and choice -> pixels; zeros: one row */
+static void unblend_frame(const uint8_t *residuals, const uint8_t *reference, const uint8_t *choice, uint8_t *pixels,
+                          const Frame *f, const uint8_t *zeros)
 {
-    Py_ssize_t plane = f->height * f->width, row = f->width * (f->interleaved ? f->channels : 1);
-    Py_ssize_t down = (f->height + BLOCK - 1) / BLOCK, across = (f->width + BLOCK - 1) / BLOCK;
+    Py_ssize_t step = f->interleaved ? f->channels : 1, channels = f->interleaved ? 1 : f->channels;
+    Py_ssize_t row = f->width * step, down = (f->height + BLOCK - 1) / BLOCK, across = (f->width + BLOCK - 1) / BLOCK;
     for (Py_ssize_t n = 0; n < f->images; n++)
-        for (Py_ssize_t y = 0; y < f->height; y++) {
-            const uint8_t *in = planes + n * f->channels * plane + y * f->width;
-            const uint8_t *blocks = choice + (n * down + y / BLOCK) * across;
-            Py_ssize_t base = n * f->channels * plane;
-            if (f->interleaved) {
-                Py_ssize_t at = base + y * row;
-                if (f->channels == 3)
-                    join3(in, in + plane, in + 2 * plane, scratch, f->width, f->colour);
-                else
-                    for (Py_ssize_t c = 0; c < f->channels; c++)
-                        for (Py_ssize_t i = 0; i < f->width; i++) scratch[i * f->channels + c] = in[c * plane + i];
-                restore_row(scratch, y ? pixels + at - row : zeros, reference + at, blocks, pixels + at, row,
-                            f->channels);
-                continue;
+        for (Py_ssize_t c = 0; c < channels; c++)
+            for (Py_ssize_t y = 0; y < f->height; y++) {
+                Py_ssize_t at = ((n * channels + c) * f->height + y) * row;
+                restore_row(residuals + at, y ? pixels + at - row : zeros, reference + at,
+                            choice + (n * down + y / BLOCK) * across, pixels + at, row, step);
             }
-            for (Py_ssize_t c = 0; c < f->channels; c++) {
-                Py_ssize_t at = base + c * plane + y * row;
-                memcpy(scratch, in + c * plane, (size_t)row);
-                if (f->colour && c != 1) add_bytes(scratch, in + plane, row, 1);
-                restore_row(scratch, y ? pixels + at - row : zeros, reference + at, blocks, pixels + at, row, 1);
-            }
-        }
 }
 
 /* whether the extents make sense, and the bytes of the frame */
 static int frame_size(const Frame *f, Py_ssize_t *size)
 {
     return f->images > 0 && f->channels > 0 && f->height > 0 && f->width > 0 &&
-           (!f->colour || f->channels == 3) &&
            !__builtin_mul_overflow(f->images, f->channels, size) && !__builtin_mul_overflow(*size, f->height, size) &&
            !__builtin_mul_overflow(*size, f->width, size);
 }
@@ -159,33 +116,33 @@ static PyObject *blend(PyObject *self, PyObject *args)
     return result;
 }
 
-/* unblend(planes, reference, choice, pixels, images, channels, height, width, interleaved, colour) */
+/* unblend(residuals, reference, choice, pixels, images, channels, height, width, interleaved) */
 static PyObject *unblend(PyObject *self, PyObject *args)
 {
     (void)self;
-    Py_buffer planes, reference, choice, out;
+    Py_buffer residuals, reference, choice, out;
     Frame f = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*w*nnnnpp:unblend", &planes, &reference, &choice, &out, &f.images, &f.channels,
-                          &f.height, &f.width, &f.interleaved, &f.colour))
+    if (!PyArg_ParseTuple(args, "y*y*y*w*nnnnp:unblend", &residuals, &reference, &choice, &out, &f.images, &f.channels,
+                          &f.height, &f.width, &f.interleaved))
         return NULL;
     PyObject *result = NULL;
     Py_ssize_t size = 0;
-    int fits = frame_size(&f, &size) && planes.len == size && reference.len == size && out.len == size &&
+    int fits = frame_size(&f, &size) && residuals.len == size && reference.len == size && out.len == size &&
                choice.len == block_count(&f);
     size_t row = fits ? (size_t)(f.width * (f.interleaved ? f.channels : 1)) : 1;
-    uint8_t *rows = calloc(2, row);
+    uint8_t *zeros = calloc(1, row);
     if (!fits) {
         PyErr_SetString(PyExc_ValueError, "frame sizes do not fit the buffers");
-    } else if (!rows) {
+    } else if (!zeros) {
         PyErr_NoMemory();
     } else {
         Py_BEGIN_ALLOW_THREADS
-        unblend_frame(planes.buf, reference.buf, choice.buf, out.buf, &f, rows, rows + row);
+        unblend_frame(residuals.buf, reference.buf, choice.buf, out.buf, &f, zeros);
         Py_END_ALLOW_THREADS
         result = (Py_INCREF(Py_None), Py_None);
     }
-    free(rows);
-    PyBuffer_Release(&planes);
+    free(zeros);
+    PyBuffer_Release(&residuals);
     PyBuffer_Release(&reference);
     PyBuffer_Release(&choice);
     PyBuffer_Release(&out);
