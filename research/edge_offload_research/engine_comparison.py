@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -89,13 +89,7 @@ def measure_engines(
         measurements[0].by = executors[EAGER].engine
     for one in measurements[1:]:
         report(f"{one.engine}: being built")
-        started_s, spent = time.monotonic(), time.process_time()
-        executor = ModuleExecutor(module, device, one.engine)
-        executor.run(inputs[0])
-        executor.engine_ready(BUILD_S)
-        one.first_s, one.first_cpu_s = time.monotonic() - started_s, time.process_time() - spent
-        for trial in _trial_inputs(inputs):
-            executor.run(trial)
+        executor, (one.first_s, one.first_cpu_s) = _start_engine(module, device, one.engine, inputs)
         state, amber = executor.engine_state()
         if amber or executor.engine == EAGER:
             one.why_not = state
@@ -167,18 +161,26 @@ def _measure_errors(
         if rival.engine == EAGER:
             outputs = eager
         else:
-            started_s, spent = time.monotonic(), time.process_time()
-            executor = ModuleExecutor(dense, device, rival.engine)
-            executor.run(given[0])
-            executor.engine_ready(BUILD_S)
-            rival.restart_s, rival.restart_cpu_s = time.monotonic() - started_s, time.process_time() - spent
-            for one in _trial_inputs(given):
-                executor.run(one)
+            executor, (rival.restart_s, rival.restart_cpu_s) = _start_engine(dense, device, rival.engine, given)
             outputs = [executor.run(one).outputs for one in given]
             executor.close()
         rival.error = max(_largest_error(want, have) for want, have in zip(eager, outputs))
         if all(one is not None for one in exact):
             rival.error64 = max(_largest_error(want or (), have) for want, have in zip(exact, outputs))
+
+
+def _start_engine(
+    module: nn.Module, device: str, engine: str, inputs: Sequence[Inputs]
+) -> Tuple[ModuleExecutor, Tuple[float, float]]:
+    """Return an executor whose engine is ready, and the seconds and processor seconds until it was built."""
+    started_s, spent = time.monotonic(), time.process_time()
+    executor = ModuleExecutor(module, device, engine)
+    executor.run(inputs[0])
+    executor.engine_ready(BUILD_S)
+    taken = (time.monotonic() - started_s, time.process_time() - spent)
+    for trial in _trial_inputs(inputs):
+        executor.run(trial)
+    return executor, taken
 
 
 def _results_differ(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,10 +12,10 @@ import torch.nn.functional as functional
 from torch import nn
 
 from edge_offload.execute.engines import seat as seats
-from edge_offload.execute.engines.compiled_steps import CompiledSteps
+from edge_offload.execute.engines.recorded.compiled_steps import CompiledSteps
+from edge_offload.execute.engines.recorded.recording import record_calls
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.recording import record_calls
 from tests.execute.native_runner import native_runner
 
 STEPS = "eager+steps "

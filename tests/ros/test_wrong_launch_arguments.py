@@ -301,6 +301,10 @@ def test_nodes_of_another_launch_at_the_same_master_are_not_pushed_off(monkeypat
         server.shutdown()
 
 
+def test_the_check_has_its_name_of_the_first_release():
+    assert arguments.faults(["frames:=abc"]) == arguments.list_faults(["frames:=abc"]) != []
+
+
 def test_an_emulated_link_needs_the_emulator(monkeypatch):
     monkeypatch.setenv("ROS_MASTER_URI", "http://127.0.0.1:1")
     monkeypatch.setattr(launch_file, "find_spec", lambda package: None)

@@ -209,7 +209,7 @@ def pick_engine(compute: str, engine: Optional[str]) -> str:
     """
     from edge_offload.errors import BadInput
     from edge_offload.execute.engines.base import FASTEST_EXACT
-    from edge_offload.execute.engines.inductor import InductorBackend
+    from edge_offload.execute.engines.recorded.inductor import InductorBackend
 
     if compute == "exact":
         return engine or FASTEST_EXACT

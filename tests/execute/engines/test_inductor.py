@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from edge_offload.errors import BadInput
-from edge_offload.execute.engines import inductor
 from edge_offload.execute.engines.base import CLOSE, TOLERANCE, installed_version, relative_error
+from edge_offload.execute.engines.recorded import inductor
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.mode import Mode
 from edge_offload.native.recipe import compiler

@@ -27,11 +27,11 @@ from edge_offload.execute.engines.base import (
     engine_facts,
     installed_version,
 )
-from edge_offload.execute.engines.compiled_steps import CompiledStepsBackend
 from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
-from edge_offload.execute.engines.inductor import NO_COMPILER, InductorBackend
 from edge_offload.execute.engines.onnx_runtime import OnnxRuntime
 from edge_offload.execute.engines.open_vino import OpenVino
+from edge_offload.execute.engines.recorded.compiled_steps import CompiledStepsBackend
+from edge_offload.execute.engines.recorded.inductor import NO_COMPILER, InductorBackend
 from edge_offload.execute.engines.tensor_rt import TensorRT
 
 #: In the order in which ``auto`` looks for one.

@@ -12,10 +12,10 @@ import torch
 
 from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.engines.base import CPU, EXACT, Direct
+from edge_offload.execute.engines.recorded.recording import Recording, address_of, record_calls
 from edge_offload.execute.session.compiler import compile_segment
 from edge_offload.execute.session.limits import SessionLimits
 from edge_offload.execute.session.native_runner import library
-from edge_offload.execute.session.recording import Recording, address_of, record_calls
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.operators import Layout
 from edge_offload.ir.trace.calls import BoundOperator

@@ -10,7 +10,7 @@ import torch
 
 from edge_offload import background
 from edge_offload.execute.engines.base import CLOSE, CPU, Direct
-from edge_offload.execute.session.recording import Recording, record_calls
+from edge_offload.execute.engines.recorded.recording import Recording, record_calls
 from edge_offload.native.recipe import compiler
 
 #: What a machine lacks that has none.

@@ -1,0 +1,1 @@
+"""Engines for the calls of one recorded inference: compiled as a step, or by TorchInductor."""
