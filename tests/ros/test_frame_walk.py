@@ -16,9 +16,8 @@ from tests.ros.ros_rig import Listener, wait_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src/edge_offload"
-ELSEWHERE = ("models/", "perception/", "power/", "link/transport/path.py", "link/transport/prober.py",
-             "server/services/device/")  # fmt: skip
-"""The last three: a connection that has fallen silent, the bandwidth monitor, a look at programs' spare executors."""
+ELSEWHERE = ("models/", "perception/", "power/", "link/transport/path.py", "link/transport/prober.py")
+"""The last two are for a connection that has fallen silent, and for the bandwidth monitor."""
 ONLOOKERS = ("ticker", "diagnostics", "overlay", "edge-offload-results", "edge_offload-gate", "/camera/camera_info",
              "/offload", "/tf", "/rosout")  # fmt: skip
 """Threads that no frame passes through, by how their names begin."""

@@ -531,9 +531,7 @@ def status():
     )
     now = types.SimpleNamespace(promises=[promise], **figures)
     server = types.SimpleNamespace(status=lambda: now, robots=lambda: ["patrol"], address="tcp://a", engine="eager")
-    node = types.SimpleNamespace(
-        _server=server, _gpu=types.SimpleNamespace(mean_share=lambda: 0.5), params={"spare": 0}
-    )
+    node = types.SimpleNamespace(_server=server, _gpu=types.SimpleNamespace(mean_share=lambda: 0.5))
     return OffloadServerNode._status_message(node, ServerStatus.READY)
 
 

@@ -12,7 +12,6 @@ from edge_offload import background
 from edge_offload.execute import heap
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.link.transport.peers import Peer
 from edge_offload.protocol.blobs import digest
 from edge_offload.protocol.messages import DeviceMessage
 from edge_offload.protocol.remote import HAVE, PUT, RUN
@@ -20,8 +19,6 @@ from edge_offload.server import blobs
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.server import OffloadServer
-from edge_offload.server.services.device import supply
-from edge_offload.server.services.device.supply import ExecutorSupply
 from edge_offload.server.settings import Compute, Limits
 from tests.server.server_rig import TIMINGS, until
 
@@ -106,69 +103,6 @@ def test_an_executor_starts_when_its_robot_connects_and_ends_if_it_is_not_used(g
             client.wait_ready(PATIENCE_S)
             until(lambda: len(workers() - before) == 1, PATIENCE_S)
         until(lambda: workers() <= before, PATIENCE_S)
-
-
-@pytest.mark.process
-def test_a_program_gets_the_spare_executor_and_the_server_says_what_it_takes(tmp_path):
-    with served(tmp_path, spares=1) as (server, connect):
-        until(lambda: server.status().spares == 1, PATIENCE_S)
-        assert server.status().spare_bytes > 10 << 20
-        (spare,) = server._devices._executors._spares
-        with connect() as client:
-            client.wait_ready(PATIENCE_S)
-            body = {"number": 1, "answered": 0, "codec": "auto", "coded": []}
-            assert ask(client, RUN, DeviceMessage().to_wire(), **body).buffers
-            (session,) = server._devices._sessions.values()
-            assert session._executor is spare
-        until(lambda: server.status().spares == 1, PATIENCE_S)
-
-
-class Executor:
-    """Of which it is counted how many there are."""
-
-    channel = pid = None
-    ended = False
-
-    def __init__(self, options):
-        self.started = threading.Event()
-
-    def start(self):
-        self.present.add(self)
-        self.started.set()
-
-    def kill_process(self):
-        self.started.wait(PATIENCE_S)
-        self.present.discard(self)
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    monkeypatch.setattr(supply, "ExecutorProcess", Executor)
-    monkeypatch.setattr(supply, "LOOK_S", 0.0)
-    monkeypatch.setattr(Executor, "present", set(), raising=False)
-    return Executor.present
-
-
-def test_spare_executors_are_given_up_while_memory_is_scarce(counted):
-    available = [0.5]
-    executors = ExecutorSupply((), 2, lambda: available[0])
-    executors.start()
-    until(lambda: len(counted) == 2, PATIENCE_S)
-    for share, spares in ((0.11, 2), (0.09, 0), (0.15, 0), (0.21, 2)):
-        available[0] = share
-        executors.check_memory(in_use=True)
-        until(lambda spares=spares: len(counted) == spares, PATIENCE_S)
-    executors.close()
-    until(lambda: not counted, PATIENCE_S)
-
-
-def test_a_spare_executor_that_has_ended_is_not_given_to_a_program(counted):
-    executors = ExecutorSupply((), 1)
-    executors.start()
-    (ended,) = executors._spares
-    ended.ended = True
-    assert executors.take_executor(Peer("r", "K")) is not ended
-    executors.close()
 
 
 def test_weights_can_be_used_before_they_are_written(monkeypatch, tmp_path):

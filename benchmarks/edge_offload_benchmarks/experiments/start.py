@@ -2,7 +2,7 @@
 
   edge-offload bench start                                  ten starts of each kind, over three links (fifteen minutes)
   edge-offload bench start --link loopback --starts 30
-  edge-offload bench start --spare 0 --json start.json      without a spare executor
+  edge-offload bench start --link wifi_93 --json start.json
 
 cold: the server has just started, and has no weights of the program. warm: it has run the program before. plain: the
 same command on this machine alone, without edge_offload. The kinds take turns. Both ends share this machine, and
@@ -25,7 +25,7 @@ import time
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import add_output
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, patient_client
+from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload
 
 #: Rate (Mbps) and round trip time (ms) of each link; None: there is none between the two.
 LINKS: Dict[str, Optional[Tuple[float, float]]] = {"loopback": None, "wifi_93": (93.0, 2.6), "slow_20": (20.0, 40.0)}
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", action="append", choices=(PLAIN, COLD, WARM), help="only this one (may be repeated)")
     parser.add_argument("--starts", type=int, default=10, metavar="N", help="of each kind (10)")
     parser.add_argument("--blocks", type=int, default=9, metavar="N", help="of 2.4 MB of weights each (9)")
-    parser.add_argument("--spare", type=int, default=1, metavar="N", help="spare executors of the server (1)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the records start_bench here")
 
 
@@ -50,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload import records
     from edge_offload.errors import BadInput
 
-    if args.starts < 1 or args.blocks < 1 or args.spare < 0:
-        raise BadInput("--starts and --blocks must be at least 1, and --spare at least 0")
+    if args.starts < 1 or args.blocks < 1:
+        raise BadInput("--starts and --blocks must be at least 1")
     kinds = args.kind or [PLAIN, COLD, WARM]
     starts: Dict[Tuple[str, str], List[Dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        bench = _Bench(pathlib.Path(folder), args.blocks, args.spare)
+        bench = _Bench(pathlib.Path(folder), args.blocks)
         warm = stack.enter_context(bench.serve("warm")) if WARM in kinds else ""
         if warm:
             bench.start_program(warm)
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
                     with emulated(warm, LINKS[link]) as front:
                         starts.setdefault((link, WARM), []).append(bench.start_program(front))
         weights_bytes = bench.weights.stat().st_size
-    rows = [_record(link, kind, weights_bytes, args.spare, each) for (link, kind), each in starts.items()]
+    rows = [_record(link, kind, weights_bytes, each) for (link, kind), each in starts.items()]
     for row in rows:
         print(line(row), file=sys.stderr)
     print(json.dumps(rows))
@@ -82,9 +81,9 @@ def run(args: argparse.Namespace) -> int:
 class _Bench:
     """The program and its servers in a folder of their own."""
 
-    def __init__(self, folder: pathlib.Path, blocks: int, spare: int) -> None:
+    def __init__(self, folder: pathlib.Path, blocks: int) -> None:
         self.weights = folder / "weights.pt"
-        self._folder, self._spare, self._servers, self._digest = folder, spare, 0, ""
+        self._folder, self._servers, self._digest = folder, 0, ""
         words = "import sys, torch; from edge_offload_benchmarks import start_robot as robot; "
         words += "torch.save(robot.make_network(int(sys.argv[1])).state_dict(), sys.argv[2])"
         subprocess.run([sys.executable, "-c", words, str(blocks), str(self.weights)], check=True)
@@ -93,23 +92,12 @@ class _Bench:
 
     @contextlib.contextmanager
     def serve(self, name: str) -> Iterator[str]:
-        """Run a server that has no weights, and whose spare executors are there; its address."""
+        """Run a server that has no weights; its address."""
         self._servers += 1
         cache = self._folder / f"{name}{self._servers}"
         options = ("--keys", str(self._folder / "keys"), "--weights-cache", str(cache))
-        spare = ("--spare", str(self._spare)) if self._spare else ()
-        with Server(*options, *spare) as server:
-            if spare:
-                self._wait_spares(server.address)
+        with Server(*options) as server:
             yield server.address
-
-    def _wait_spares(self, address: str) -> None:
-        from edge_offload import background
-
-        with patient_client(address, str(self._folder / "keys")) as client:
-            client.wait_ready(30.0)
-            while background.result(client.request("status"), 10.0).body["spares"] < self._spare:
-                time.sleep(0.05)
 
     def start_program(self, address: str) -> Dict[str, float]:
         """Run the program once; seconds from its start to the end of each stage.
@@ -148,9 +136,7 @@ def emulated(address: str, link: Optional[Tuple[float, float]]) -> Iterator[str]
         yield emulator.address
 
 
-def _record(
-    link: str, kind: str, weights_bytes: int, spare: int, starts: Sequence[Dict[str, float]]
-) -> Dict[str, Any]:  # fmt: skip
+def _record(link: str, kind: str, weights_bytes: int, starts: Sequence[Dict[str, float]]) -> Dict[str, Any]:
     results = sorted(start["result"] for start in starts)
     row: Dict[str, Any] = {
         "kind": kind, "starts": len(starts), "weights_bytes": weights_bytes,
@@ -159,7 +145,7 @@ def _record(
         "load_average": os.getloadavg()[0],
     }  # fmt: skip
     if kind != PLAIN:
-        row.update(link=link, spare=spare)
+        row["link"] = link
     terms = LINKS[link] if link else None
     if kind == COLD and terms is not None:
         spent_s = statistics.median(start["result"] - start["built"] for start in starts)

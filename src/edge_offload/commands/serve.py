@@ -26,7 +26,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from edge_offload.outputs import add_output
-from edge_offload.subcommands import count, options, positive, some
+from edge_offload.subcommands import options, positive, some
 
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
 #: Signal on which a server drains: it answers what is in flight and ends.
@@ -87,9 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="a virtual device that computes for longer on one message ends (120)")  # fmt: skip
     parser.add_argument("--lease", type=positive, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
-    parser.add_argument("--spare", type=count, default=0, metavar="N",
-                        help="executors that have imported torch before a program connects: about 180 MB for one, and "
-                        "a GPU context each; given up while less than 10 %% of memory is available (0)")  # fmt: skip
     add_output(parser, "--weights-cache", metavar="DIR", folder=True,
                         help="where weights that robots have sent, and traces of models that were split, are kept "
                         "(default: in the user's cache)")  # fmt: skip
@@ -166,7 +163,6 @@ def run(args: argparse.Namespace) -> int:
                 storage_bytes=args.device_memory_mb << 20,
                 message_s=args.device_seconds,
                 lease_s=args.lease,
-                spares=args.spare,
             ),
         ),
         keys=KeyStore(args.keys) if args.keys else None,
@@ -285,9 +281,8 @@ def status_line(status: Any) -> str:
     """One line on what the server does."""
     models = ", ".join(f"{name} {facts.mean_s * 1e3:.1f} ms" for name, facts in status.models.items()) or "no inference"
     promised = f", {len(status.promises)} with a promise" if status.promises else ""
-    spare = f", {status.spares} spare ({status.spare_bytes / 1e6:.0f} MB)" if status.spares else ""
     return (
-        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots{promised}{spare}, {models}, "
+        f"load {status.load:.0%}, {status.queue_length} waiting, {status.sessions} robots{promised}, {models}, "
         f"{status.refused} refused, {status.failed} failed"
     )
 

@@ -18,7 +18,6 @@ class DeviceQuota:
         staged_bytes: buffers of one session that wait for their message.
         message_s: seconds that one message may compute.
         lease_s: seconds that the session of a broken connection is kept.
-        spares: executors that are started before a robot connects.
     """
 
     sessions: int = 8
@@ -29,4 +28,3 @@ class DeviceQuota:
     staged_bytes: int = 256 << 20
     message_s: float = 120.0
     lease_s: float = 30.0
-    spares: int = 0

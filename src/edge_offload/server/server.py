@@ -137,7 +137,6 @@ class OffloadServer:
             self._splits.start()
             self._feed.start()
             self._scheduler.start()
-            self._devices.start()
             self._listener.start()
         except BaseException:
             self.close()
@@ -190,8 +189,7 @@ class OffloadServer:
         """Return load, queue, sessions and latencies now."""
         status = self._book.make_status(len(self._device.queue), len(self._listener.peers()))
         batches, promises = self._scheduler.status()
-        spares, spare_bytes = self._devices.describe_spares()
-        return replace(status, batches=batches, promises=promises, spares=spares, spare_bytes=spare_bytes)
+        return replace(status, batches=batches, promises=promises)
 
     def robots(self) -> List[str]:
         """Return the names of connected robots, each once however many connections it has."""

@@ -66,8 +66,6 @@ class ServerStatus:
         batches: of frames of robots that have promises, since the start.
         idle: share of the last :data:`WINDOW_S` seconds in which the device did nothing, 0 to 1.
         promises: robots that have one.
-        spares: executors that wait for a robot.
-        spare_bytes: memory that they take, with the process that starts them; of shared pages their share.
     """
 
     load: float = 0.0
@@ -84,8 +82,6 @@ class ServerStatus:
     batches: int = 0
     idle: float = 1.0
     promises: List[PromiseStatus] = field(default_factory=list)
-    spares: int = 0
-    spare_bytes: int = 0
 
     def to_dict(self) -> Dict[str, Any]:
         """Return plain values, for a message or JSON."""

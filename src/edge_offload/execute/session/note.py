@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import subprocess
-from typing import Any, Dict, Optional, Protocol
+from typing import Any, Dict, Protocol
 
 from edge_offload.errors import LinkLost
 from edge_offload.protocol.channel import Channel
@@ -16,13 +16,6 @@ NOTE_BYTES = 128
 
 class Process(Protocol):
     """An executor process, as its parent sees it."""
-
-    @property
-    def pid(self) -> Optional[int]:
-        """Return its number; None while that is not known."""
-
-    def poll(self) -> Optional[int]:
-        """Return its exit code; None while it runs."""
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -40,10 +40,9 @@ from edge_offload.nodes.scene import scene_report
 from edge_offload.nodes.server.server_results import FrameFacts, ResultInterpreter
 from edge_offload.power.nvml import GpuLoad
 from edge_offload.server import status as server_status
-from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.results import ServerFrameResult
 from edge_offload.server.server import OffloadServer
-from edge_offload.server.settings import Compute, Limits, Models
+from edge_offload.server.settings import Compute, Models
 from edge_offload.timing import STAGES, InferenceReport
 from edge_offload_msgs.msg import Latency, ModelStatus, PersonArray, PromiseStatus, SemanticGrid, ServerStatus
 
@@ -64,7 +63,6 @@ class OffloadServerNode(Node):
         ),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
-        Param("spare", 0, "executors that wait for a program (exec); /diagnostics says what they take", low=0),
         Param("keys", "", "key directory; none: the user's"),
         Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
         Param("preload", "", "model to build before the first robot asks for it"),
@@ -95,7 +93,6 @@ class OffloadServerNode(Node):
                 params["device"], params["engine"], params["threads"] or None, resolve_cores(params["cores"])
             ),
             models=Models(params["allow"], params["options"]),
-            limits=Limits(devices=DeviceQuota(spares=params["spare"])),
             keys=KeyStore(params["keys"]) if params["keys"] else None,
             promises=params["promises"],
             gpus=pool,
@@ -147,8 +144,6 @@ class OffloadServerNode(Node):
     def _status_message(self, state: int) -> ServerStatus:
         status = self._server.status()
         names = self._server.robots()
-        if self.params["spare"]:
-            self.health.value("spare executors", f"{status.spares} ({status.spare_bytes / 1e6:.0f} MB)")
         return ServerStatus(
             header=Header(stamp=rospy.Time.now()),
             address=self._server.address,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -90,21 +89,6 @@ class ExecutorProcess:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(KILLED_S)
-
-    @property
-    def ready(self) -> bool:
-        """Tell whether the process has reported that it is ready, or that it cannot start."""
-        return self.channel is not None and bool(select.select([self.channel], [], [], 0)[0])
-
-    @property
-    def ended(self) -> bool:
-        """Tell whether the process has ended by itself."""
-        return self._process is not None and self._process.poll() is not None
-
-    @property
-    def pid(self) -> Optional[int]:
-        """Number of the process; None if it is not known yet."""
-        return self._process.pid if self._process is not None else None
 
     def describe_operator(self) -> str:
         """Return the running operator in words; empty if it is unknown."""

@@ -41,17 +41,6 @@ class ForkedProcess:
         self._server, self._number = server, number
         self._code: Optional[int] = None
 
-    @property
-    def pid(self) -> Optional[int]:
-        """Return its number; None while it has not been forked, and when it has ended."""
-        return self._server.find_pid(self._number)
-
-    def poll(self) -> Optional[int]:
-        """Return its exit code, or minus the signal that ended it; None while it runs."""
-        if self._code is None:
-            self._code = self._server.take_exit_code(self._number)
-        return self._code
-
     def kill(self) -> None:
         """Send SIGKILL; nothing happens if it has ended."""
         self._server.kill(self._number)
@@ -63,13 +52,14 @@ class ForkedProcess:
             subprocess.TimeoutExpired: it has not ended, or nobody knows.
         """
         ends_s = time.monotonic() + timeout
-        while True:
-            code = self.poll()
-            if code is not None:
-                return code
+        while self._code is None:
+            self._code = self._server.take_exit_code(self._number)
+            if self._code is not None:
+                break
             if time.monotonic() >= ends_s:
                 raise subprocess.TimeoutExpired("executor", timeout)
             time.sleep(POLL_S)
+        return self._code
 
 
 class ForkServer:
@@ -133,17 +123,6 @@ class ForkServer:
                         os.kill(self._pids.pop(number), signal.SIGKILL)
                     self._ended[number] = -signal.SIGKILL
 
-    @property
-    def pid(self) -> int:
-        """Number of the process that forks."""
-        return self._process.pid
-
-    def find_pid(self, number: int) -> Optional[int]:
-        """Return the number of an executor's process; None while it is not forked, and when it has ended."""
-        with self._lock:
-            self._read_reports()
-            return self._pids.get(number)
-
     def take_exit_code(self, number: int) -> Optional[int]:
         """Return the exit code of an executor, once; None while it runs, or if that is not known."""
         with self._lock:
@@ -192,21 +171,6 @@ def fork_server(environment: Dict[str, str]) -> ForkServer:
                 _shared.close()
             _shared = ForkServer(environment)
         return _shared
-
-
-def close_fork_server() -> None:
-    """End the fork server of this process, and free what it has imported; executors go on until their sessions end."""
-    global _shared
-    with _sharing:
-        if _shared is not None:
-            _shared.close()
-        _shared = None
-
-
-def fork_server_pid() -> List[int]:
-    """Return the number of the process that forks in a list, which is empty if there is none."""
-    with _sharing:
-        return [] if _shared is None else [_shared.pid]
 
 
 class _ForkLoop:

@@ -48,7 +48,7 @@ class DeviceService:
             "--device", device, "--threads", str(threads), "--cores", ",".join(map(str, cores)),
             "--storage-bytes", str(quota.storage_bytes), "--storages", str(quota.storages),
             "--segments", str(quota.segments),
-        ], quota.spares)  # fmt: skip
+        ])  # fmt: skip
         self._blobs = blobs or BlobStore()
         self._sessions: Dict[Tuple[str, bytes], DeviceSession] = {}
         self._lock = threading.Lock()
@@ -71,10 +71,6 @@ class DeviceService:
             SCHEMAS: self.answer_schemas,
         }
 
-    def start(self) -> None:
-        """Start the spare executors."""
-        self._executors.start()
-
     def prepare_executor(self, peer: Peer) -> None:
         """Start an executor for a program that has connected, unless it has a session already, or will get none."""
         with self._lock:
@@ -84,10 +80,6 @@ class DeviceService:
             )
         if not returns and len(robots) < self.quota.sessions and robots.count(peer.key) < self.quota.sessions_per_robot:
             self._executors.prepare_executor(peer)
-
-    def describe_spares(self) -> Tuple[int, int]:
-        """Return the number of spare executors, and their bytes."""
-        return self._executors.describe_spares()
 
     def resume_session(self, request: Request) -> None:
         """``{session}`` → ``{known}``: whether the session of an earlier connection goes on."""
@@ -181,7 +173,6 @@ class DeviceService:
                 session.close("its robot did not come back")
             for session in sessions:
                 session.check_time(now)
-            self._executors.check_memory(in_use=bool(sessions))
 
 
 @functools.lru_cache(maxsize=1)
