@@ -71,7 +71,7 @@ def prepare_folder(torch_python: str, engines: bool) -> int:
 
 
 def make_environment() -> pathlib.Path:
-    """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 1 GB)."""
+    """A Python 3.12 with the machine's torch in the user's cache, made if need be (a download of 2.6 GB)."""
     folder = places.cache_folder() / "gpu" / "venv"
     python = folder / "bin" / "python"
     if not python.exists():
@@ -81,7 +81,7 @@ def make_environment() -> pathlib.Path:
         run(interpreter, "-m", "venv", str(folder))
     check = f"import importlib.metadata as m, sys; sys.exit(m.version('torch') != {TORCH!r})"
     if subprocess.run([str(python), "-c", check], stderr=subprocess.DEVNULL, check=False).returncode:
-        run(str(python), "-m", "pip", "install", "-q", "--no-deps", f"torch=={TORCH}", "setuptools")
+        run(str(python), "-m", "pip", "install", "-q", f"torch=={TORCH}", "setuptools")
     return python
 
 
