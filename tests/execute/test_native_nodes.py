@@ -53,7 +53,9 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
         plain = [i for i, (_, _, dtype) in enumerate(maker.values) if dtype == FLOAT]
         first = data.draw(st.sampled_from(plain))
         size = maker.values[first][1]
-        what = data.draw(st.sampled_from(["mul", "add", "relu_", "add_", "cat", "sort", "alloc", "index", "put"]))
+        what = data.draw(
+            st.sampled_from(["mul", "add", "relu_", "add_", "cat", "sort", "alloc", "index", "put", "out"])
+        )
         alike = [i for i in plain if maker.values[i][1] == size]
         second = data.draw(st.sampled_from(alike))
         if what == "mul":
@@ -66,6 +68,8 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
             maker.add_value(shorter)
         elif what == "relu_":
             maker.call("aten::relu_", first)
+        elif what == "out":  # what may resize an operand is left to the session
+            maker.call("aten::add.out", first, second, complete(1), data.draw(st.sampled_from(alike)))
         elif what == "add_":
             maker.call("aten::add_.Tensor", first, second, complete(1))
         elif what == "cat":
@@ -95,6 +99,8 @@ def random_node(data: st.DataObject) -> Tuple[Maker, TraceStep]:
                 maker.call("aten::index_put_", first, [index], second, b"B\0")
     if data.draw(st.booleans()):
         maker.call("edge::download", data.draw(st.integers(0, maker.count)))
+    elif data.draw(st.booleans()):  # a result that is no tensor: the session runs the call
+        maker.call("aten::equal", 0, 0)
     if not maker.entries:
         maker.call("aten::relu_", 0)
     dead = tuple(sorted(data.draw(st.sets(st.integers(1, maker.count))))) if maker.count else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -230,6 +230,29 @@ class StepInterpreter:
             self.outcome.results = described
         elif described is not None:
             self.outcome.described[op.call] = described
+
+    def run_session_call(
+        self, position: int, operands: Dict[int, Union[StorageBuffer, torch.Tensor]], stored_bytes: int
+    ) -> Tuple[Dict[int, StorageBuffer], int, int]:
+        """Runs a call for the C++ runner.
+
+        Args:
+            position: of the instruction.
+            operands: by canonical number.
+            stored_bytes: of storages that outlive the step, and that the runner has made since the call before.
+
+        Returns:
+            Storages of operands and results by canonical number; bytes and storages that the session may hold more.
+        """
+        op, storages = self.code.instructions[position], self.storages
+        storages.allocated += stored_bytes
+        self.slots = {number: given for number, given in operands.items() if isinstance(given, StorageBuffer)}
+        self.made = {number: given for number, given in operands.items() if isinstance(given, torch.Tensor)}
+        with torch.inference_mode():
+            self.run_by_storages(op)
+        slots, self.slots, self.made = self.slots, {}, {}
+        limits = storages.limits
+        return slots, limits.storage_bytes - storages.allocated, limits.storages - len(storages.slots)
 
     def run_by_storages(self, op: Instruction) -> None:
         """Have the storages run a call as one that is new."""

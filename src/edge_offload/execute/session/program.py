@@ -18,7 +18,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
-from edge_offload.errors import BadInput, ProtocolError
+from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError
 from edge_offload.execute.session.graphs import StepGraphs
 from edge_offload.execute.session.instructions import ALLOCATION, StepCode
 from edge_offload.execute.session.interpreter import StepInterpreter
@@ -135,18 +135,25 @@ class Program:
         created, grown, overwritten, described, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
             slots, run.base, live, run.values, run.uploads, undo is not None,
             limits.storage_bytes - storages.allocated, limits.storages - len(slots),
-            limits.storage_bytes - storages.returned, storages.running,
+            limits.storage_bytes - storages.returned, storages.running, run.run_session_call,
         )  # fmt: skip
         if undo is not None:
-            undo.created, undo.overwritten = created, overwritten
+            undo.created += created
+            undo.overwritten += overwritten
         storages.allocated += grown
         storages.returned += tensor.nbytes if tensor is not None else 0
         if failed is not None:
             call, error = failed
+            if isinstance(error, EdgeOffloadError):  # of a call that the session has run
+                raise error
             if call >= 0:
                 raise failed_call(self._names[call], error)
             if call == NO_ROOM:
                 limits.check_room(storages.allocated, int(error))
             limits.check_answer(limits.storage_bytes + int(call == TOO_LONG))
             raise ProtocolError(error) if call == MALFORMED else BadInput(error)
-        return StepOutcome(tensor, results, described)
+        outcome = run.outcome  # of the calls that the session has run
+        outcome.tensor = outcome.tensor if tensor is None else tensor
+        outcome.results = outcome.results if results is None else results
+        outcome.described.update(described)
+        return outcome

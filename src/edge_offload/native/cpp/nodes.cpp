@@ -1,7 +1,7 @@
 // A program run in one go: what execute/session/program.py does call by call, with no interpreter between calls.
 //
-// The executor builds a Node from the instructions of a Program whose calls are kernels, allocations, reads and uploads alone.
-// It holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.
+// The executor builds a Node from the instructions of a Program: kernels, allocations, reads and uploads. Any other call is left
+// to the session, which gets its operands and returns what it made. A Node holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace edge_offload {
@@ -20,8 +21,8 @@ namespace edge_offload {
 using at::Tensor;
 using c10::IValue;
 
-// As in program.py.
-enum How { kKernel, kAllocation, kRead, kWrite };
+// As in instructions.py.
+enum How { kKernel, kAllocation, kRead, kWrite, kSession };
 enum Field { kSize, kStride, kOffset };
 
 // As in program.py: why a step does not fit what the session holds; the text is the client's error.
@@ -59,8 +60,8 @@ struct Call {
   std::vector<New> made;
   std::vector<Told> told;
   bool tells, final;
-  std::vector<int> done, dropped;
-  int index, upload;
+  std::vector<int> done, dropped, references;
+  int index, upload, position;
   c10::optional<c10::OperatorHandle> op;
 };
 
@@ -165,12 +166,15 @@ class Node {
   // Args: slots by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
   // of the storages that existed before; `values` of the integers; what is uploaded; whether what is written is saved; how many
   // bytes and storages the session may hold more; how many bytes may be read; memory for the name of the operator that is
-  // running, or None.
+  // running, or None; `session`: runs what is left to it. That gets the position of an instruction, its operands by place (slots,
+  // or tensors that have none), and the bytes that new storages have since it was last called; it returns the slots of operands
+  // and results by place, and how many bytes and storages the session may hold more.
   // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
   // What ran before an error has taken effect.
   py::tuple run(const py::dict& slots, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
-                const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note) {
+                const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note,
+                const py::object& session) {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
@@ -180,8 +184,9 @@ class Node {
     py::buffer_info memory;
     if (!note.is_none()) memory = py::cast<py::buffer>(note).request(true);
     int index = -1;
+    const std::vector<Call::New> no_results;
     try {
-      std::vector<py::object> held(places_);
+      std::vector<py::object> held(places_);  // slots by place, as far as there are any
       for (size_t i = 0; i < live_.size(); ++i) {
         const auto number = live.at(i);
         const auto found = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
@@ -208,6 +213,25 @@ class Node {
           index = call.index;
           now.registers[call.holes[0].reg].copy_(uploads.at(call.upload));
           index = -1;
+        } else if (call.how == kSession) {
+          const py::gil_scoped_acquire gil;
+          index = call.index;
+          py::dict operands;
+          for (auto number : call.references) {
+            if (held[number]) operands[py::int_(number)] = held[number];
+            else if (now.places[number].defined()) operands[py::int_(number)] = py::cast(now.places[number]);
+          }
+          const auto counted = std::exchange(kept, 0);
+          const auto answer = py::cast<py::tuple>(session(call.position, operands, counted));
+          index = -1;
+          now.room = answer[1].cast<int64_t>();
+          most = answer[2].cast<int64_t>();
+          for (auto item : py::cast<py::dict>(answer[0])) {
+            const auto number = item.first.cast<int>();
+            if (number < 0 || number >= places_) continue;  // nobody uses it
+            held[number] = py::reinterpret_borrow<py::object>(item.second);
+            now.places[number] = tensor_in(held[number]);
+          }
         } else {
           const auto& tensor = now.registers[call.holes[0].reg];
           if (tensor.numel() > readable / static_cast<int64_t>(tensor.element_size())) throw Unfit(kTooLong, "one answer would bring back too much");
@@ -216,7 +240,7 @@ class Node {
           const py::gil_scoped_acquire gil;
           read = py::cast(copied);
         }
-        for (const auto& item : call.made) {
+        for (const auto& item : call.how == kSession ? no_results : call.made) {
           auto& place = now.places[item.place];
           if (call.how == kKernel) place = now.result(item.output);
           if (!item.kept) continue;
@@ -228,11 +252,12 @@ class Node {
               PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
           if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
           created.append(number);
+          if (left_to_session_) held[item.place] = slot;
           const auto bytes = static_cast<int64_t>(place.storage().nbytes());
           now.room -= bytes;
           kept += bytes;
         }
-        if (call.tells) {
+        if (call.tells && call.how != kSession) {
           const py::gil_scoped_acquire gil;
           py::list found;
           int output = 0;
@@ -245,7 +270,12 @@ class Node {
         }
         now.stack.clear();
         for (auto number : call.done) now.registers[number] = Tensor();
-        for (auto number : call.dropped) now.places[number] = Tensor();
+        for (auto number : call.dropped) {
+          now.places[number] = Tensor();
+          if (!held[number]) continue;
+          const py::gil_scoped_acquire gil;
+          held[number] = py::object();
+        }
       }
     } catch (const Unfit& error) {
       failed = py::make_tuple(static_cast<int>(error.why), error.what());
@@ -355,7 +385,11 @@ class Node {
   Call call(const py::handle& op) {
     Call found;
     found.how = op.attr("how").cast<int>();
-    if (found.how > kWrite) throw NotHere("a call for the session");
+    if (found.how > kSession) throw NotHere("a kind of call that is not known here");
+    found.position = static_cast<int>(calls_.size());
+    found.references = numbers(op.attr("references"));
+    for (auto number : found.references) places_ = std::max(places_, place(number) + 1);
+    left_to_session_ = left_to_session_ || found.how == kSession;
     found.name = op.attr("entry").attr("name").cast<std::string>();
     for (auto item : op.attr("fetched")) {
       const auto facts = numbers(item);
@@ -455,6 +489,7 @@ class Node {
   }
 
   int registers_, places_ = 0;
+  bool left_to_session_ = false;
   py::object slot_;
   c10::Device device_;
   std::vector<int> live_, written_;
