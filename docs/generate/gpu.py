@@ -92,6 +92,7 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
             "model": model,
             "kernels": alone.get("eager_gpu", {}).get("kernels"),
             "graph": graph,
+            "paused": alone.get("graph_after_pauses", {}).get("ms"),
             "eager": alone["eager"]["ms"],
             "kernel_ms": _per(alone.get("eager_gpu"), "kernel_us", 1e3),
         }
@@ -108,6 +109,8 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
             row[f"{key}_server"] = _per(one, "server_s", 1e-3)
         if graph and row["replay_compute"]:
             row["over_graph"] = row["replay_compute"] / graph
+        if row["paused"] and row["replay_compute"]:
+            row["over_paused"] = row["replay_compute"] / row["paused"]
         if row["calls_compute"] and row["replay_compute"]:
             row["gain"] = row["replay_compute"] / row["calls_compute"]
         if row["server"] and row["replay"]:
@@ -119,6 +122,7 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
         ("their time, ms", "kernel_ms", s),
         ("torch in one process, ms", "eager", s),
         ("CUDA graph in one process, ms", "graph", s),
+        ("… 5 ms after the frame before, ms", "paused", s),
     ]
     away: List[Column] = [
         ("network", "model", str),
@@ -128,6 +132,7 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
         ("… call by call", "calls_compute", s),
         ("with graphs / without", "gain", ratio),
         ("session / graph", "over_graph", ratio),
+        ("session / graph after 5 ms", "over_paused", ratio),
         ("replay call by call, ms", "calls", s),
         ("mode server, ms", "server", s),
         ("… eager", "eager_server", s),

@@ -20,13 +20,18 @@ from edge_offload_benchmarks.gpu.results import spread_ms
 Frame = List[torch.Tensor]
 #: Seconds after which fewer frames must do.
 MEASURE_S = 6.0
+#: Seconds between two frames of a robot, in which the GPU and the processor's caches grow cold.
+PAUSE_S = 5e-3
 
 
-def measure_frames(call: Callable[[Frame], Any], given: List[Frame], count: int) -> Dict[str, float]:
-    """The spread of the durations of ``count`` frames, or of as many as fit."""
+def measure_frames(
+    call: Callable[[Frame], Any], given: List[Frame], count: int, pause_s: float = 0.0
+) -> Dict[str, float]:
+    """The spread of the durations of ``count`` frames, or of as many as fit, with a pause before each."""
     seconds: List[float] = []
     for number in range(count):
         frame = given[number % len(given)]
+        time.sleep(pause_s)
         started_at = time.perf_counter()
         call(frame)
         seconds.append(time.perf_counter() - started_at)
@@ -90,7 +95,12 @@ def measure_graphed(network: Any, given: List[Frame], frames: int, eager: Callab
     for frame in given[:4]:
         run(frame)
     equal = all(torch.equal(a, b) for frame in given for a, b in zip(run(frame), eager(frame)))
-    return {"graph": measure_frames(run, given, frames), "graph_equal": equal, "graph_gpu": profile_kernels(run, given)}
+    return {
+        "graph": measure_frames(run, given, frames),
+        "graph_after_pauses": measure_frames(run, given, frames, PAUSE_S),
+        "graph_equal": equal,
+        "graph_gpu": profile_kernels(run, given),
+    }
 
 
 def of_network(name: str, frames: int, device: str, power: Power) -> Dict[str, Any]:
