@@ -17,6 +17,8 @@ UNITS_PER_STEP = 200
 """More for each step: its round trip takes five times as long on the fastest link."""
 SECONDS, SHARE = 0.02, 0.2
 """Of processor time in an inference: so much, or that share of what the inference has taken so far, if that is more."""
+UNITS_PER_LOOK = 100
+"""Between two looks at the clock, of which one takes half a microsecond."""
 
 T = TypeVar("T")
 #: A job that can be put off: yields the units that it has done since the last time, and returns a result.
@@ -53,10 +55,12 @@ class LearningBudget:
         self._used_s = self._entered_s = 0.0
         self._depth = 0
         self._started_s = clock()
+        self._looked_at, self._over = -UNITS_PER_LOOK, False  # units of the latest look at the clock, and what it said
 
     def start_inference(self) -> None:
         """Resets the budget for the next inference."""
         self.units, self._most = 0, self._least
+        self._looked_at, self._over = -UNITS_PER_LOOK, False
         self._used_s, self._started_s = 0.0, self._clock()
         if self._depth:
             self._entered_s = self._busy()
@@ -75,10 +79,11 @@ class LearningBudget:
         """Units that may still be done in this inference; 0 where its time is over."""
         if self.units >= self._most:
             return 0
-        used_s = self.used_s
-        if used_s >= self._seconds and used_s >= self._share * (self._clock() - self._started_s):
-            return 0
-        return self._most - self.units
+        if self._over or self.units - self._looked_at >= UNITS_PER_LOOK:
+            used_s = self.used_s
+            self._looked_at = self.units
+            self._over = used_s >= self._seconds and used_s >= self._share * (self._clock() - self._started_s)
+        return 0 if self._over else self._most - self.units
 
     def add_units(self, units: int) -> None:
         """Counts ``units`` as done."""
