@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from generate.tables import Column, ratio, s, table, tenths, yes
+from generate.tables import Column, kb, ratio, s, table, tenths, yes
 
 #: Modes of the virtual device that are listed, in this order.
 MODES = ("replay", "lazy", "cached", "per_op")
@@ -23,6 +23,7 @@ def gpu(record: Any) -> List[str]:
         ("Robots", "robots", _robots),
         ("Modules", "modules", _modules),
         ("CUDA graphs as an engine", "engines", _engines),
+        ("Remoting peers", "peers", _peers),
         ("Faults", "faults", _faults),
     ):
         records = list(phases.get(name, {}).get("records", []))
@@ -241,6 +242,31 @@ def _pool(records: Sequence[Mapping[str, Any]]) -> List[str]:
         ("off, of the largest value", "off", str),
     ]
     return table(rows, columns) if rows else []
+
+
+def _peers(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    rows = [one for one in records if "wall" in one]
+    columns: List[Column] = [
+        ("program", "program", str),
+        ("way", "way", str),
+        ("median, ms", "wall.ms", s),
+        ("p95", "wall.p95_ms", s),
+        ("round trips per frame", "trips", tenths),
+        ("kB up", "up", kb),
+        ("kB down", "down", kb),
+        ("bits of plain CUDA", "equal", str),
+        ("first frame, s", "warm.first_s", s),
+    ]
+    failed = [one for one in records if "failed" in one or "skipped" in one]
+    return [
+        "The same program by plain CUDA, by our modes, by Lupine (calls of CUDA's driver) and by rgpu (torch's",
+        "operators), in one run. Clients run on other cores; `at 93 Mbps` is through an emulated link with a round",
+        "trip of 2.6 ms, which counts the bytes. The first frame has the link open: it loads kernels, or records.",
+        "",
+        *table(rows, columns),
+        *([""] if failed else []),
+        *(f"- {one['name']}: {str(one.get('failed') or one.get('skipped'))[:160]}" for one in failed),
+    ]
 
 
 def _faults(records: Sequence[Mapping[str, Any]]) -> List[str]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Iterable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence
 
 from edge_offload.device import visible
 from edge_offload.parent import with_parent
@@ -240,11 +240,19 @@ class EmulatedLink(Process):
         )
         super().__init__(settings, "link", command, settings.client_cores)
         try:
-            listen = json.loads(self.wait_line("{", 60))["listen"]
+            about = json.loads(self.wait_line("{", 60))
         except RuntimeError:
             self.stop()
             raise
-        self.address = "tcp://" + listen.replace("tcp://", "")
+        self.address = "tcp://" + about["listen"].replace("tcp://", "")
+        self._control = about["control"]
+
+    def control(self, command: str, **arguments: float) -> Dict[str, Any]:
+        """Steer the link as ``edge-offload link control`` does; what it has carried."""
+        from edge_offload_research.emulate.control import Control
+
+        with Control(self._control) as control:
+            return control.do(command, **arguments)
 
     def __enter__(self) -> EmulatedLink:
         return self

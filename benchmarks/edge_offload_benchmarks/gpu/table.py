@@ -42,12 +42,13 @@ PHASES: Dict[str, Entry] = {
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
+    "peers": Entry(85, 90, "remoting peers of other projects, if .gpu/peers has them, beside replay and lazy"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
 }
 
-DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults")
+DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults", "peers")
 #: The same where times do not count.
-TINY_DEFAULT = ("install", "facts+native+doctor", "correct", "speed+batches+faults")
+TINY_DEFAULT = ("install", "facts+native+doctor", "correct", "speed+batches+faults", "peers")
 
 
 def entry_of(name: str) -> Entry:

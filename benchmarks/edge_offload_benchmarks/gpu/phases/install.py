@@ -22,7 +22,11 @@ from edge_offload_benchmarks.gpu.settings import ROOT
 NEEDED = ("torch", "edge_offload", "zmq", "msgpack", "jsonschema", "lz4", "zstandard")
 BIG = ("onnxruntime-gpu", "ray")
 #: Entry points as an editable install would have written them: distribution and folder of its setup.cfg.
-DISTRIBUTIONS = (("edge_offload", ""), ("edge_offload_benchmarks", "benchmarks"))
+DISTRIBUTIONS = (
+    ("edge_offload", ""),
+    ("edge_offload_benchmarks", "benchmarks"),
+    ("edge_offload_research", "research"),
+)
 
 
 def run(phase: Phase) -> None:
