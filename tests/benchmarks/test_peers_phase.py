@@ -83,7 +83,7 @@ def test_results_that_differ_in_a_bit_are_not_equal():
 def test_waits_of_lupine_are_those_of_every_operation(tmp_path, monkeypatch):
     path = tmp_path / "stats"
     path.write_text("-1\t0\t7\t7\n12\t300\t5\t90\n13\t4\t0\t0\n")
-    monkeypatch.setattr(peers_client.ctypes, "CDLL", lambda name: type("Shim", (), {"cuLupineWriteStats": int})())
+    monkeypatch.setattr(peers_client.ctypes, "CDLL", lambda name: type("Shim", (), {"lupine_write_stats": int})())
     assert peers_client.count_lupine(path) == {"trips": 7, "requests": 304}
 
 

@@ -103,7 +103,7 @@ def count_trips() -> Dict[str, int]:
 def count_lupine(path: pathlib.Path) -> Dict[str, int]:
     """Waits and requests as Lupine's client writes them: operation (-1: every wait), requests, waits, nanoseconds."""
     try:
-        ctypes.CDLL("libcuda.so.1").cuLupineWriteStats()
+        ctypes.CDLL("libcuda.so.1").lupine_write_stats()
     except (OSError, AttributeError):
         return {}
     rows = [[int(value) for value in line.split()] for line in path.read_text(encoding="utf-8").splitlines()]
