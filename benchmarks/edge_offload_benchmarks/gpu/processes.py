@@ -223,28 +223,23 @@ class EmulatedLink(Process):
         server: address.
         mbps: rate.
         rtt_ms: round-trip time.
+
+    Attributes:
+        address: for robots.
+        control: where the link is changed (:class:`edge_offload_research.emulate.control.Control`).
     """
 
     def __init__(self, settings: Settings, server: str, mbps: float, rtt_ms: float = 2.6) -> None:
-        command = cli_command(
-            "link",
-            "emulate",
-            "--listen",
-            "127.0.0.1:0",
-            "--to",
-            server.replace("tcp://", ""),
-            "--rate-mbps",
-            str(mbps),
-            "--rtt-ms",
-            str(rtt_ms),
-        )
+        ends = ["--listen", "127.0.0.1:0", "--to", server.replace("tcp://", "")]
+        command = cli_command("link", "emulate", *ends, "--rate-mbps", str(mbps), "--rtt-ms", str(rtt_ms))
         super().__init__(settings, "link", command, settings.client_cores)
         try:
-            listen = json.loads(self.wait_line("{", 60))["listen"]
+            about = json.loads(self.wait_line("{", 60))
         except RuntimeError:
             self.stop()
             raise
-        self.address = "tcp://" + listen.replace("tcp://", "")
+        self.address = "tcp://" + about["listen"].replace("tcp://", "")
+        self.control = about["control"]
 
     def __enter__(self) -> EmulatedLink:
         return self

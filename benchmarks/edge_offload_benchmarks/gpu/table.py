@@ -42,6 +42,7 @@ PHASES: Dict[str, Entry] = {
     "robots": Entry(90, 90, "robots that share the device, frame after frame"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
+    "papers": Entry(240, 90, "the papers' table: networks, links and modes of a slow robot without a GPU"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
 }
 
