@@ -1,7 +1,7 @@
 """A robot of phase ``papers``, without a GPU: prepares and measures modes as lines of JSON on standard input say.
 
 Usage: python -m edge_offload_benchmarks.gpu.papers_robot --model M [--server ADDR --keys DIR] [--slowdown 2] [--device]
-Each answer is a line of the command's number and JSON. With ``--device``, started by ``edge-offload exec``.
+Times that end something are of the monotonic clock. Each answer is a line of the command's number and JSON. With ``--device``, started by ``edge-offload exec``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Sequence
 
 import torch
 
@@ -24,7 +24,7 @@ from edge_offload.runtime.module import OffloadedModule
 from edge_offload_benchmarks.gpu.networks import build_network, make_inputs
 from edge_offload_benchmarks.gpu.results import spread_ms
 from edge_offload_benchmarks.gpu.served import wire_name
-from edge_offload_benchmarks.gpu.speed_client import FEW, WARM_UP, frame_by_device, median_facts
+from edge_offload_benchmarks.gpu.speed_client import WARM_UP, frame_by_device, median_facts
 
 #: Different inputs, and frames before those that are timed: of a mode of calls; of split, in which a plan that divides
 #: operators is compared with one that does not; of others.
@@ -112,7 +112,9 @@ class DeviceRobot:
     def warm_frames(self, mode: Mode) -> int:
         """The frames that are not timed: a trace is learnt after a change of modes."""
         fresh, self._mode = str(mode) != self._mode, str(mode)
-        return (1 if self._mode in FEW else WARM_UP) if fresh else WARM
+        if mode in (Mode.PER_OP, Mode.CACHED):
+            return 1 if fresh else 0
+        return WARM_UP if fresh else WARM
 
     def run_frame(self, mode: Mode, frame: Any) -> Dict[str, Any]:
         """Facts of a frame; times in seconds."""
@@ -123,23 +125,26 @@ class DeviceRobot:
         return ""
 
 
-def prepare_mode(robot: Any, given: List[Any], mode: Mode, seconds: float) -> Dict[str, Any]:
-    """Wait until a mode can run, and run the frames that are not timed."""
+def prepare_mode(robot: Any, given: List[Any], mode: Mode, ends: float) -> Dict[str, Any]:
+    """Wait until a mode can run, and run the frames that are not timed; no frame begins after ``ends``."""
     started_at = time.monotonic()
-    why = robot.prepare(mode, given[0], started_at + seconds)
+    why = robot.prepare(mode, given[0], ends)
     facts: Dict[str, Any] = {"ready_s": round(time.monotonic() - started_at, 3)}
     if why:
         return {**facts, "failed": why}
+    walls: List[float] = []
+    every: List[Dict[str, Any]] = []
     for number in range(robot.warm_frames(mode)):
-        robot.run_frame(mode, given[number % len(given)])
-        if time.monotonic() > started_at + seconds:
+        at_s = time.perf_counter()
+        every.append(robot.run_frame(mode, given[number % len(given)]))
+        walls.append(time.perf_counter() - at_s)
+        if time.monotonic() > ends:
             break
-    return facts
+    trials = spread_by_text([one["way"] for one in every], walls)
+    return {**facts, "trials": trials} if trials else facts
 
 
-def measure_mode(
-    robot: Any, given: List[Any], mode: Mode, window_s: float, least: int, seconds: float
-) -> Dict[str, Any]:
+def measure_mode(robot: Any, given: List[Any], mode: Mode, window_s: float, least: int, ends: float) -> Dict[str, Any]:
     """The spread of frame times and medians of the frames' facts.
 
     Args:
@@ -148,26 +153,34 @@ def measure_mode(
         mode: of the frames.
         window_s: the shortest time.
         least: the fewest frames.
-        seconds: no frame begins later.
+        ends: no frame but the first begins later.
     """
     walls: List[float] = []
     every: List[Dict[str, Any]] = []
     from_s = time.monotonic()
-    while not every or time.monotonic() < from_s + (window_s if len(every) >= least else seconds):
+    while not every or time.monotonic() < (from_s + window_s if len(every) >= least else ends):
         started_at = time.perf_counter()
         every.append(robot.run_frame(mode, given[len(every) % len(given)]))
         walls.append(time.perf_counter() - started_at)
     facts = {"wall": spread_ms(walls), "from_s": from_s, "to_s": time.monotonic(), **median_facts(every)}
     facts["server_part"] = sum(one["server_s"] for one in every) / sum(walls)
     for key in ("way", "fallback"):
-        values = [one[key] for one in every]
-        named = {text: spread_ms([s for s, one in zip(walls, values) if one == text]) for text in set(values) if text}
-        if named:
-            facts[f"{key}s"] = {text: {"n": one["n"], "ms": one["ms"]} for text, one in named.items()}
+        spread = spread_by_text([one[key] for one in every], walls)
+        if spread:
+            facts[f"{key}s"] = spread
     facts["state"] = robot.describe_state(mode)
     if all(one["fallback"] for one in every):
         facts["failed"] = f"each frame was computed on the robot: {every[-1]['fallback']}"
     return facts
+
+
+def spread_by_text(texts: Sequence[str], walls: Sequence[float]) -> Dict[str, Dict[str, float]]:
+    """Number and median of frame times by what is said of the frames; those of which nothing is said are left out."""
+    by_text: Dict[str, List[float]] = {}
+    for text, wall in zip(texts, walls):
+        if text:
+            by_text.setdefault(text, []).append(wall)
+    return {text: {key: spread_ms(some)[key] for key in ("n", "ms")} for text, some in by_text.items()}
 
 
 def main() -> None:
