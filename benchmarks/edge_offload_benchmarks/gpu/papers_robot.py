@@ -1,7 +1,8 @@
 """A robot of phase ``papers``, without a GPU: prepares and measures modes as lines of JSON on standard input say.
 
 Usage: python -m edge_offload_benchmarks.gpu.papers_robot --model M [--server ADDR --keys DIR] [--slowdown 2] [--device]
-Times that end something are of the monotonic clock. Each answer is a line of the command's number and JSON. With ``--device``, started by ``edge-offload exec``.
+With ``--device``, started by ``edge-offload exec``. Each answer is a line of the command's number and JSON. ``ends`` of
+a command is a time of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class DeviceRobot:
     """Modes of the virtual device."""
 
     def __init__(self, args: argparse.Namespace, given: List[Any]) -> None:
-        self._module, self._device = build_network(args.model).to("cuda"), current_installation()
+        self._module = build_network(args.model).to("cuda")
+        self._device: Any = current_installation()
         self._mode = ""
 
     def prepare(self, mode: Mode, frame: Any, ends: float) -> str:
@@ -196,7 +198,7 @@ def main() -> None:
     robot = (DeviceRobot if args.device else ModuleRobot)(args, given)
     for number, line in enumerate(sys.stdin):
         command = json.loads(line)
-        run = {"prepare": prepare_mode, "measure": measure_mode}[command.pop("do")]
+        run: Any = {"prepare": prepare_mode, "measure": measure_mode}[command.pop("do")]
         mode = Mode(command.pop("mode"))
         try:
             facts = run(robot, given, mode, **command)

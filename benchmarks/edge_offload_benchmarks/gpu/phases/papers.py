@@ -144,7 +144,7 @@ def measure_slowdown(phase: Phase, core: str, energy: EnergyLog) -> float:
         finally:
             robot.stop()
         core_ms = facts["wall"]["ms"]
-        slowdown = max(1.0, round(XAVIER_MS[REFERENCE] / core_ms, 2))
+        slowdown = max(1.0, round(XAVIER_MS[REFERENCE] / float(core_ms), 2))
         from_s, to_s = facts["from_s"], facts["to_s"]
         phase.record(
             "robot", reference=REFERENCE, core_ms=core_ms, xavier_ms=XAVIER_MS[REFERENCE], slowdown=slowdown,
