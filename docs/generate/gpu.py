@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from generate.gpu_papers import papers
 from generate.tables import Column, kb, ratio, s, table, tenths, yes
 
 #: Modes of the virtual device that are listed, in this order.
@@ -18,6 +19,7 @@ def gpu(record: Any) -> List[str]:
         ("Bits", "bits", _bits),
         ("Operators", "conformance", _conformance),
         ("Times", "speed", _speed),
+        ("The papers' table", "papers", papers),
         ("Batches", "batches", _batches),
         ("Stages of a pool", "pool", _pool),
         ("Robots", "robots", _robots),

@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import nn
 
+from edge_offload.ir.torchvision_package import torchvision_package
+
 
 class Pictures(nn.Module):
     """uint8 [3, H, W], as a camera gives it, to a network of normalised batches."""
@@ -49,23 +51,17 @@ def _build_seeded(make: Callable[[], nn.Module]) -> nn.Module:
 
 def resnet50() -> nn.Module:
     """ResNet-50 without trained weights."""
-    import torchvision
-
-    return _build_seeded(lambda: torchvision.models.resnet50(weights=None))
+    return _build_seeded(lambda: torchvision_package().models.resnet50(weights=None))
 
 
 def resnet18() -> nn.Module:
     """ResNet-18 without trained weights."""
-    import torchvision
-
-    return _build_seeded(lambda: torchvision.models.resnet18(weights=None))
+    return _build_seeded(lambda: torchvision_package().models.resnet18(weights=None))
 
 
 def mobilenet_v3_large() -> nn.Module:
     """MobileNetV3-Large without trained weights."""
-    import torchvision
-
-    return _build_seeded(lambda: torchvision.models.mobilenet_v3_large(weights=None))
+    return _build_seeded(lambda: torchvision_package().models.mobilenet_v3_large(weights=None))
 
 
 def vit_s() -> nn.Module:

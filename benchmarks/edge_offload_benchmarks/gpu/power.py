@@ -30,17 +30,21 @@ class Power:
         """Power as NVML averages it, watts."""
         return self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3 if self._nvml else math.nan
 
+    def read_utilisation(self) -> float:
+        """Part of NVML's last sample period in which a kernel ran."""
+        return self._nvml.nvmlDeviceGetUtilizationRates(self._board).gpu / 100 if self._nvml else math.nan
+
     def memory_mb(self) -> float:
         """Memory in use, MiB."""
         return self._nvml.nvmlDeviceGetMemoryInfo(self._board).used / 2**20 if self._nvml else math.nan
 
 
 class EnergyLog:
-    """Samples of the counter over time, while it is entered."""
+    """Samples of the counter and of the utilisation over time, while it is entered."""
 
     def __init__(self) -> None:
         self._power, self._stop = Power(), threading.Event()
-        self._points: List[Tuple[float, float]] = []
+        self._points: List[Tuple[float, float, float]] = []
 
     def __enter__(self) -> EnergyLog:
         threading.Thread(target=self._sample_power, daemon=True).start()
@@ -51,7 +55,7 @@ class EnergyLog:
 
     def _sample_power(self) -> None:
         while not self._stop.wait(0.05):
-            self._points.append((time.monotonic(), self._power.read_joules()))
+            self._points.append((time.monotonic(), self._power.read_joules(), self._power.read_utilisation()))
 
     def joules_between(self, begin: float, end: float) -> float:
         """Joules between two times of the monotonic clock; NaN for a window too short for the counter."""
@@ -59,3 +63,8 @@ class EnergyLog:
         if len(inside) < 4:
             return math.nan
         return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0]) * (end - begin)
+
+    def utilisation_between(self, begin: float, end: float) -> float:
+        """Mean utilisation of the GPU between two times of the monotonic clock; NaN without a sample."""
+        inside = [point[2] for point in self._points if begin <= point[0] <= end]
+        return sum(inside) / len(inside) if inside else math.nan

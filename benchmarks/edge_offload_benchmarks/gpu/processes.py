@@ -223,21 +223,15 @@ class EmulatedLink(Process):
         server: address.
         mbps: rate.
         rtt_ms: round-trip time.
+
+    Attributes:
+        address: for robots.
+        control_address: where the link is changed (:class:`edge_offload_research.emulate.control.Control`).
     """
 
     def __init__(self, settings: Settings, server: str, mbps: float, rtt_ms: float = 2.6) -> None:
-        command = cli_command(
-            "link",
-            "emulate",
-            "--listen",
-            "127.0.0.1:0",
-            "--to",
-            server.replace("tcp://", ""),
-            "--rate-mbps",
-            str(mbps),
-            "--rtt-ms",
-            str(rtt_ms),
-        )
+        ends = ["--listen", "127.0.0.1:0", "--to", server.replace("tcp://", "")]
+        command = cli_command("link", "emulate", *ends, "--rate-mbps", str(mbps), "--rtt-ms", str(rtt_ms))
         super().__init__(settings, "link", command, settings.client_cores)
         try:
             about = json.loads(self.wait_line("{", 60))
@@ -245,13 +239,13 @@ class EmulatedLink(Process):
             self.stop()
             raise
         self.address = "tcp://" + about["listen"].replace("tcp://", "")
-        self._control = about["control"]
+        self.control_address = about["control"]
 
     def control(self, command: str, **arguments: float) -> Dict[str, Any]:
         """Steer the link as ``edge-offload link control`` does; what it has carried."""
         from edge_offload_research.emulate.control import Control
 
-        with Control(self._control) as control:
+        with Control(self.control_address) as control:
             return control.do(command, **arguments)
 
     def __enter__(self) -> EmulatedLink:

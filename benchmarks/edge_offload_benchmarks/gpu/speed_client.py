@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import torch
 
@@ -148,12 +148,19 @@ def measure_frames(call: Callable[[Any], Dict[str, Any]], given: List[Any], coun
         if time.monotonic() > min(ends, window + MODE_S):
             break
     facts: Dict[str, Any] = {"wall": spread_ms(seconds), "from_s": window, "to_s": time.monotonic()}
+    facts.update(median_facts(every))
+    facts["engine"] = every[-1].get("engine", "")
+    return facts
+
+
+def median_facts(every: Sequence[Mapping[str, Any]]) -> Dict[str, float]:
+    """Medians of the numbers among the frames' facts."""
+    medians: Dict[str, float] = {}
     for key in every[0]:
         values = sorted(one[key] for one in every if isinstance(one[key], (int, float)))
         if values:
-            facts[key] = values[len(values) // 2]
-    facts["engine"] = every[-1].get("engine", "")
-    return facts
+            medians[key] = values[len(values) // 2]
+    return medians
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ PHASES: Dict[str, Entry] = {
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "peers": Entry(85, 90, "remoting peers of other projects, if .gpu/peers has them, beside replay and lazy"),
+    "papers": Entry(240, 90, "the papers' table: networks, links and modes of a slow robot without a GPU"),
     "pool": Entry(20, 60, "whether members of a pool take a device"),
 }
 
