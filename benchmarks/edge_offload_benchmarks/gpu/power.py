@@ -30,6 +30,10 @@ class Power:
         """Power as NVML averages it, watts."""
         return self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3 if self._nvml else math.nan
 
+    def read_busy(self) -> float:
+        """Share of NVML's last sample period in which a kernel ran."""
+        return self._nvml.nvmlDeviceGetUtilizationRates(self._board).gpu / 100 if self._nvml else math.nan
+
     def memory_mb(self) -> float:
         """Memory in use, MiB."""
         return self._nvml.nvmlDeviceGetMemoryInfo(self._board).used / 2**20 if self._nvml else math.nan
