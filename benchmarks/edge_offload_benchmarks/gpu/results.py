@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import statistics
+import threading
 import time
 import traceback
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
@@ -75,11 +76,13 @@ class Phase:
         self.path = settings.results / f"{name}.json"
         self._started_at = time.monotonic()
         self.records: List[Dict[str, Any]] = []
+        self._writing = threading.Lock()
 
     def record(self, name: str, **facts: Any) -> None:
-        """Add a record to the phase's file, and print it in short."""
-        self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
-        write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
+        """Add a record to the phase's file, and print it in short. Thread-safe."""
+        with self._writing:
+            self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
+            write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
         short = ", ".join(f"{key}={_shorten(value)}" for key, value in facts.items())
         print(f"[{self.name}] {name}: {short}"[:600], flush=True)
 
