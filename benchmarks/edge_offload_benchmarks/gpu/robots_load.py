@@ -29,7 +29,7 @@ def write_frames(folder: pathlib.Path, model: str, count: int) -> None:
 
     folder.mkdir(parents=True)
     given = make_inputs(model, count)
-    opened = {
+    opened: Dict[str, Any] = {
         "name": wire_name(model), "options": {}, "state_hash": None,
         "inputs": [spec.to_dict() for spec in specs_of(given[0])],
     }  # fmt: skip

@@ -23,6 +23,7 @@ from edge_offload.errors import Refused
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.connection import Timings
+from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import HABITS, PromisePolicy
 from edge_offload.protocol.promises import PromiseRequest
 from edge_offload.runtime.promise import Promise
@@ -107,9 +108,17 @@ class Robot:
             address,
             keys=KeyStore(root / name),
             timings=PATIENT,
-            on_notify=lambda *message: self._promise and self._promise.notified(*message),
-            on_state=lambda *change: self._promise and self._promise.link_changed(*change),
+            on_notify=self._note_message,
+            on_state=self._note_state,
         )
+
+    def _note_message(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:
+        if self._promise is not None:
+            self._promise.notified(kind, body, buffers)
+
+    def _note_state(self, state: LinkState, cause: str) -> None:
+        if self._promise is not None:
+            self._promise.link_changed(state, cause)
 
     def open_model(self, model: str, frames: Frames) -> None:
         """Connect, and open a model once."""
