@@ -182,31 +182,55 @@ def _batches(records: Sequence[Mapping[str, Any]]) -> List[str]:
 
 
 def _robots(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    keys = (
+        "frames_per_s", "captured_per_s", "least", "most", "jain", "batch", "refused", "alone", "server_cores", "busy",
+        "gpu_busy", "J_per_frame", "failed",
+    )  # fmt: skip
     rows = [
         {
             "name": one["name"],
-            **{key: one.get(key) for key in ("frames_per_s", "least", "most", "server_cores", "J_per_frame", "failed")},
-            **{key: one.get("latency", {}).get(key) for key in ("ms", "p95_ms")},
-            "gpu_ms": one.get("compute", {}).get("ms"),
+            **{key: one.get(key) for key in keys},
+            **{key: one.get("latency", {}).get(key) for key in ("ms", "p95_ms", "p99_ms")},
+            "gpu_ms": one.get("compute_ms", one.get("compute", {}).get("ms")),
+            "thread": max((one.get("threads") or {"": None}).values()),
         }
         for one in records
+        if " robots" in one["name"]
     ]
     columns: List[Column] = [
         ("robots and network", "name", str),
         ("frames/s", "frames_per_s", tenths),
+        ("of cameras", "captured_per_s", tenths),
         ("latency, ms", "ms", s),
         ("p95", "p95_ms", s),
+        ("p99", "p99_ms", s),
         ("computation, ms", "gpu_ms", s),
+        ("frames in a batch", "batch", tenths),
         ("frames of the slowest robot", "least", str),
         ("of the fastest", "most", str),
+        ("Jain's index", "jain", ratio),
+        ("refused", "refused", _text),
+        ("without a promise", "alone", _text),
+        ("device's thread busy", "busy", ratio),
+        ("GPU busy", "gpu_busy", ratio),
         ("cores of the server", "server_cores", s),
+        ("its busiest thread", "thread", ratio),
         ("GPU, J/frame", "J_per_frame", s),
         ("failed", "failed", _text),
     ]
+    gains = [
+        f"{one['name'][len('gain ') :]}: {one['batches']:.0f} frames/s in batches, {one['one_by_one']:.0f} one by one: "
+        f"{one['gain']:.2f} ×."
+        for one in records
+        if "gain" in one
+    ]
     return [
-        "Mode `server`, each robot sends its next frame when it has a result; no batches.",
+        "Mode `server`. One by one, a robot sends its next frame when it has a result. In batches, cameras take 10",
+        "frames a second, of which robots send those that the server's promise has turns for. They ask for the bound",
+        "at which they take the stated share of the device. `GPU busy`: share of the time in which a kernel ran (NVML).",
         "",
         *table(rows, columns),
+        *(["", *gains] if gains else []),
     ]
 
 

@@ -199,3 +199,21 @@ def test_rows_that_are_omitted_change_no_bit_of_the_others():
         rows = readout.decode(maps)
         assert len(rows) == 3 * height * width * (64 + 16 + 4 + 1)
         assert torch.equal(readout.decode(maps, 0.6), rows[rows[:, 4] > 0.6])
+
+
+@pytest.mark.parametrize("sizes", [(64, 128), (96, 160)])
+def test_frames_that_are_read_out_together_have_the_results_of_each_alone(sizes, monkeypatch):
+    monkeypatch.setattr(nms_module, "BLOCK", 64)  # several blocks, whose boxes are of several frames
+    frames = [
+        random_maps(3, *sizes),
+        [raw - 50 for raw in random_maps(4, *sizes)],
+        *(random_maps(n, *sizes) for n in (5, 6)),
+    ]
+    frames.append(frames[0])  # the same boxes in another frame do not suppress these
+    readout = KapaoReadout(ANCHORS, PRESETS["video"])
+    together = readout.batch(*[torch.cat(level) for level in zip(*frames)])
+    assert [len(persons) for persons, _ in together][1] == 0
+    assert sum(len(objects) for _, objects in together) > 300
+    for maps, outputs in zip(frames, together):
+        for one, other in zip(readout(*maps), outputs):
+            assert torch.equal(one, other)

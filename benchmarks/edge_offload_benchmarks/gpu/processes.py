@@ -52,6 +52,8 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w", encoding="utf-8")
         self.lines: List[str] = []
+        self._line_times: List[float] = []
+        self._started_at = time.monotonic()
         self._changed = threading.Condition()
         prefix = ["taskset", "-c", cores] if cores else []
         self.process = subprocess.Popen(
@@ -71,6 +73,7 @@ class Process:
         for line in self.process.stdout:
             with self._changed:
                 self.lines.append(line.rstrip("\n"))
+                self._line_times.append(time.monotonic() - self._started_at)
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
@@ -91,6 +94,10 @@ class Process:
         if line is None:
             raise RuntimeError(f"no line {start!r}: {self.read_tail()}")
         return line
+
+    def stamp_lines(self) -> List[str]:
+        """Return its lines, each with the seconds since the start of the process."""
+        return [f"{seconds:.1f} s: {line}" for seconds, line in zip(self._line_times, self.lines)]
 
     def write(self, text: str) -> None:
         """Write to its standard input."""

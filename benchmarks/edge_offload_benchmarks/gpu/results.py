@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import statistics
+import threading
 import time
 import traceback
 from typing import Any, Dict, Iterator, List, Mapping, Sequence
@@ -42,7 +43,7 @@ def read_json(path: pathlib.Path) -> Dict[str, Any]:
 
 
 def spread_ms(seconds: Sequence[float]) -> Dict[str, float]:
-    """Median, 95th percentile, interquartile range, mean and least of durations, in milliseconds."""
+    """Median, 95th and 99th percentile, interquartile range, mean and least of durations, in milliseconds."""
     if not seconds:
         return {"n": 0}
     ordered = sorted(seconds)
@@ -53,6 +54,7 @@ def spread_ms(seconds: Sequence[float]) -> Dict[str, float]:
     values = {
         "ms": 1e3 * statistics.median(ordered),
         "p95_ms": percentile_ms(0.95),
+        "p99_ms": percentile_ms(0.99),
         "iqr_ms": percentile_ms(0.75) - percentile_ms(0.25),
         "mean_ms": 1e3 * statistics.fmean(ordered),
         "min_ms": 1e3 * ordered[0],
@@ -74,11 +76,13 @@ class Phase:
         self.path = settings.results / f"{name}.json"
         self._started_at = time.monotonic()
         self.records: List[Dict[str, Any]] = []
+        self._writing = threading.Lock()
 
     def record(self, name: str, **facts: Any) -> None:
-        """Add a record to the phase's file, and print it in short."""
-        self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
-        write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
+        """Add a record to the phase's file, and print it in short. Thread-safe."""
+        with self._writing:
+            self.records.append({"name": name, "at_s": round(time.monotonic() - self._started_at, 2), **facts})
+            write_json(self.path, {**read_json(self.path), "phase": self.name, "records": self.records})
         short = ", ".join(f"{key}={_shorten(value)}" for key, value in facts.items())
         print(f"[{self.name}] {name}: {short}"[:600], flush=True)
 

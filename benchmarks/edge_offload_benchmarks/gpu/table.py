@@ -39,7 +39,7 @@ PHASES: Dict[str, Entry] = {
     "batches": Entry(45, 120, "latencies and exactness of batches, by torch and as CUDA graphs"),
     "faults": Entry(90, 200, "no memory, a broken context, a server that is killed"),
     "engines": Entry(90, 60, "engines against eager, and buffers of pycuda"),
-    "robots": Entry(90, 90, "robots that share the device, frame after frame"),
+    "robots": Entry(100, 90, "robots that share the device, one by one and in batches of promises"),
     "tests": Entry(240, 200, "the suites of scripts/test --gpu that need no ROS", module="suites"),
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "peers": Entry(85, 90, "remoting peers of other projects, if .gpu/peers has them, beside replay and lazy"),

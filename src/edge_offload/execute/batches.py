@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
+from edge_offload.execute.batch_reader import BatchReader
 from edge_offload.execute.engines.base import EAGER, TOLERANCE, Engine, engine_facts, find_mismatch
 from edge_offload.execute.module import (
     Divided,
@@ -23,7 +24,6 @@ from edge_offload.execute.module import (
     as_ordinary,
     as_tensors,
     canonical_input,
-    fetch_outputs,
 )
 from edge_offload.execute.tensors import Specs, specs_of
 
@@ -58,11 +58,12 @@ class Verdict:
 
 
 class BatchExecutor:
-    """Runs an executor's module on several frames: its dense part together, its read-out frame by frame.
+    """Runs an executor's module on several frames: its dense part together, its read-out frame by frame or together.
 
     A dense part may have a method ``batch``. Its inputs are stacked: frames are a new first dimension. In its outputs
     frames take the place of the first dimension, which has length 1 for a single frame. Without that method
-    ``torch.vmap`` batches the network, if it can.
+    ``torch.vmap`` batches the network, if it can. The read-out may have such a method, too
+    (:class:`~edge_offload.execute.batch_reader.BatchReader`).
 
     Args:
         executor: owner of the module; its engine computes batches of one frame.
@@ -76,6 +77,7 @@ class BatchExecutor:
         if isinstance(module, Divided):
             self._network, self._read_out = module.dense_part()
         self._batch: Optional[Callable[..., object]] = getattr(self._network, "batch", None)
+        self._reader = BatchReader(self._read_out, executor.device)
         self._graphs: Dict[Specs, Tuple[Engine, str]] = {}
 
     def prepare_batch(self, frames: Frames) -> None:
@@ -127,7 +129,7 @@ class BatchExecutor:
             stacked = self._stack_inputs(moved)
             graph, engine = self._graphs.get(specs_of(stacked), (None, EAGER)) if self._graphs else (None, EAGER)
             together = self._run_batch(stacked) if graph is None else graph.run(stacked)
-            outputs = [fetch_outputs(self._read_out(*dense)) for dense in self._split_frames(together, len(frames))]
+            outputs = self._reader.read_frames(together, self._split_frames(together, len(frames)))
             elapsed = time.monotonic() - started
         return [Execution(as_ordinary(one), elapsed, f"{engine} batch {len(frames)}") for one in outputs]
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
-from typing import Callable, List
+from typing import Any, Callable, List, Tuple
 
 from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli_command
 from edge_offload_benchmarks.gpu.results import Phase
 
+#: Modes in which a program breaks its context; seconds without which no part begins.
+MODES, LEAST_S = ("lazy", "replay"), 8.0
+#: Pixels by which a picture of 224 is made wider and higher: the first layer's output exceeds the GPU's free memory.
+WIDER = 800
 #: Takes the GPU's memory but for so many MiB.
 HOG = """
 import sys, torch
@@ -69,21 +74,33 @@ print(f"frames {count} {value:.6f}", flush=True)
 
 
 def run(phase: Phase) -> None:
-    """Provoke each fault, and record what the program was told."""
-    attempt_part(phase, "memory", 30.0, lambda: exhaust_memory(phase))
+    """Provoke each fault, and record what the program was told: what others do not notice at once, memory last."""
+    parts: List[Tuple[str, Callable[[], None]]] = [("killed", lambda: kill_server(phase))]
+    if phase.settings.cuda:
+        parts.append(("context: plain CUDA", lambda: break_plainly(phase)))
+    threads = [threading.Thread(target=attempt_part, args=(phase, *part)) for part in parts]
+    for thread in threads:
+        thread.start()
     with phase.guard_errors("server"), Server(phase.settings) as server:
-        # the same server: it goes on after a program that breaks a context
-        attempt_part(phase, "context", 15.0, lambda: break_context(phase, server))
-        attempt_part(phase, "killed", 25.0, lambda: kill_server(phase, server))
+        # the same server: it goes on after programs that break their contexts
+        contexts = [
+            threading.Thread(target=attempt_part, args=(phase, f"context: {mode}", break_context, phase, server, mode))
+            for mode in MODES
+        ]
+        for thread in contexts:
+            thread.start()
+        for thread in (*contexts, *threads):
+            thread.join()
+        attempt_part(phase, "memory", exhaust_memory, phase, server)
 
 
-def attempt_part(phase: Phase, name: str, least_s: float, part: Callable[[], None]) -> None:
-    """Run a part if its time remains; its error is a record."""
-    if not phase.fits_in_time(least_s if phase.settings.cuda else 10.0):
+def attempt_part(phase: Phase, name: str, part: Callable[..., None], *arguments: Any) -> None:
+    """Run a part; its error is a record."""
+    if not phase.fits_in_time(LEAST_S):
         phase.record(name, skipped="out of time")
         return
     with phase.guard_errors(name):
-        part()
+        part(*arguments)
 
 
 def python_command(code: str, *arguments: str) -> List[str]:
@@ -91,7 +108,13 @@ def python_command(code: str, *arguments: str) -> List[str]:
     return [sys.executable, "-c", code, *arguments]
 
 
-def exhaust_memory(phase: Phase) -> None:
+def record_end(phase: Phase, name: str, program: Process, most_s: float) -> None:
+    """Wait for the end of a program, and record it, or that there was none."""
+    code = program.end(min(most_s, phase.remaining_s() - 2))
+    phase.record(name, code=code, lines=program.stamp_lines(), log=program.read_tail(3000))
+
+
+def exhaust_memory(phase: Phase, server: Server) -> None:
     """A robot and a server whose GPU's memory another process takes."""
     if not phase.settings.cuda:
         phase.record("memory", skipped="no GPU")
@@ -105,65 +128,58 @@ def exhaust_memory(phase: Phase) -> None:
     executor, given = ModuleExecutor(networks.build_network(name), "cuda", spare=True), networks.make_inputs(name, 4)
     executor.run(given[0])
     torch.cuda.empty_cache()
-    with Server(settings) as server, Process(settings, "hog", python_command(HOG, "60")) as hog:
+    with Process(settings, "hog", python_command(HOG, "60")) as hog:
         phase.record("memory: hog", line=hog.wait_line("full", 60))
-        for number, frame in enumerate(given[:3]):
+        for number, frame in enumerate(given[:2]):
             started_at = time.monotonic()
-            done = executor.run([torch.nn.functional.pad(frame[0], (0, 1500, 0, 1500))])
+            done = executor.run([torch.nn.functional.pad(frame[0], (0, WIDER, 0, WIDER))])
             phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - started_at)
         command = [*server.exec_command("--mode", "lazy"), *python_command(NEEDS_MEMORY)]
         with Process(settings, "memory", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.remaining_s()))
-            phase.record(
-                "memory: a program on a server without memory",
-                code=code,
-                lines=program.lines,
-                log=program.read_tail(600),
-            )
+            record_end(phase, "memory: a program on a server without memory", program, 30.0)
         hog.write("\n")
         hog.end(20)
         time.sleep(2.2)
         phase.record("memory: room again", note=executor.run(given[1]).note)
 
 
-def break_context(phase: Phase, server: Server) -> None:
-    """A program that reads out of range, plain and offloaded."""
-    settings = phase.settings
-    if settings.cuda:
-        with Process(settings, "breaks_plain", python_command(BREAKS)) as program:
-            code = program.end(min(40.0, phase.remaining_s()))
-            phase.record("context: plain CUDA", code=code, lines=program.lines)
-    for mode in ("lazy",) if settings.tiny else ("lazy", "replay"):
-        command = [*server.exec_command("--mode", mode), *python_command(BREAKS)]
-        with Process(settings, f"breaks_{mode}", command, **BLIND) as program:
-            code = program.end(min(60.0, phase.remaining_s()))
-            phase.record(f"context: {mode}", code=code, lines=program.lines, log=program.read_tail(600))
+def break_plainly(phase: Phase) -> None:
+    """A program that reads out of range, in plain CUDA."""
+    with Process(phase.settings, "breaks_plain", python_command(BREAKS)) as program:
+        record_end(phase, "context: plain CUDA", program, 40.0)
 
 
-def kill_server(phase: Phase, server: Server) -> None:
-    """The server is killed under a program in ``replay``, and another takes its place on the same port."""
+def break_context(phase: Phase, server: Server, mode: str) -> None:
+    """The same program offloaded."""
+    command = [*server.exec_command("--mode", mode), *python_command(BREAKS)]
+    with Process(phase.settings, f"breaks_{mode}", command, **BLIND) as program:
+        record_end(phase, f"context: {mode}", program, 60.0)
+
+
+def kill_server(phase: Phase) -> None:
+    """A server is killed under a program in ``replay``, and another takes its place on the same port."""
     settings = phase.settings
-    seconds = "8" if settings.tiny else "20"
-    port = server.address.rpartition(":")[2]
-    command = [*server.exec_command("--mode", "replay", "--resume", "2"), *python_command(LOOP, seconds)]
-    with Process(settings, "loop", command, **BLIND) as program:
-        program.wait_line("frame 5 ", min(60.0, phase.remaining_s()))
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait()
-        time.sleep(1 if settings.tiny else 4)
-        restart = cli_command(
-            "serve",
-            "--bind",
-            f"tcp://127.0.0.1:{port}",
-            "--device",
-            settings.device,
-            "--threads",
-            "1",
-            "--keys",
-            str(server.keys),
-            "--weights-cache",
-            str(settings.folder / "blobs"),
-        )
-        with Process(settings, "serve_again", restart, settings.server_cores):
-            code = program.end(min(70.0, phase.remaining_s()))
-            phase.record("killed", code=code, lines=program.lines, log=program.read_tail(1200))
+    with Server(settings) as server:
+        port = server.address.rpartition(":")[2]
+        seconds = "8" if settings.tiny else "18"
+        command = [*server.exec_command("--mode", "replay", "--resume", "2"), *python_command(LOOP, seconds)]
+        with Process(settings, "loop", command, **BLIND) as program:
+            program.wait_line("frame 5 ", min(60.0, phase.remaining_s()))
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait()
+            time.sleep(1)
+            restart = cli_command(
+                "serve",
+                "--bind",
+                f"tcp://127.0.0.1:{port}",
+                "--device",
+                settings.device,
+                "--threads",
+                "1",
+                "--keys",
+                str(server.keys),
+                "--weights-cache",
+                str(settings.folder / "blobs"),
+            )
+            with Process(settings, "serve_again", restart, settings.server_cores):
+                record_end(phase, "killed", program, 50.0)

@@ -81,6 +81,8 @@ class BatchRunner:
             for size in range(1, len(table.median_s) + 1):
                 give_way()
                 self._prepare_frames(self._make_frames(size))
+        medians = ", ".join(f"{1e3 * median_s:.2f}" for median_s in table.median_s)
+        _log.info("batches of %s: %s ms", self.replica.name, medians)
         return table
 
     def _make_frames(self, size: int) -> FrameInputs:
@@ -115,7 +117,6 @@ class BatchRunner:
             # a larger batch that seems to take less was measured on a device with other work
             medians.append(max([statistics.median(durations), *medians[-1:]]))
             tails.append(max([durations[int(0.95 * (len(durations) - 1) + 0.5)], medians[-1], *tails[-1:]]))
-        _log.info("batches of %s: %s ms", self.replica.name, ", ".join(f"{1e3 * median_s:.1f}" for median_s in medians))
         return BatchTable(tuple(medians), tuple(tails), equal, reason)
 
     def _cache_key(self) -> str:
