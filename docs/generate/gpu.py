@@ -226,9 +226,8 @@ def _robots(records: Sequence[Mapping[str, Any]]) -> List[str]:
     ]
     return [
         "Mode `server`. One by one, a robot sends its next frame when it has a result. In batches, cameras take 10",
-        "frames a second, of which robots send those that the server's promise has turns for. They ask for the",
-        "bound at which they take the stated share of the device. `GPU busy`: share of the time in which a kernel ran",
-        "(NVML).",
+        "frames a second, of which robots send those that the server's promise has turns for. They ask for the bound",
+        "at which they take the stated share of the device. `GPU busy`: share of time in which a kernel ran (NVML).",
         "",
         *table(rows, columns),
         *(["", *gains] if gains else []),

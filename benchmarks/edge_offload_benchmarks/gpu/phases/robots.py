@@ -21,7 +21,7 @@ LEAST_INTERVAL = 1.1
 #: Frames of a model, which robots send in turn.
 FRAMES = 4
 #: Until a row is counted: robots ask for a promise, and follow their first turns.
-SETTLE_S = {"answered": 0.3, "turns": 3.5}
+SETTLE_S = {"answered": 0.3, "turns": 4.0}
 
 
 @dataclass(frozen=True)
