@@ -91,7 +91,8 @@ def run(phase: Phase) -> None:
     link_cores, module_cores, device_cores = share_client_cores(phase.settings.client_cores)
     at_link = dataclasses.replace(phase.settings, client_cores=link_cores)
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(Server(phase.settings, *served.allow_options(names)))
+        # weights that are calibrated while a network is built have the same bits by one thread on both sides
+        server = stack.enter_context(Server(phase.settings, "--threads", "1", *served.allow_options(names)))
         energy = stack.enter_context(EnergyLog())
         link = stack.enter_context(EmulatedLink(at_link, server.address, OPENING_MBPS))
         links = stack.enter_context(Links(link.control_address, phase.settings.folder))
