@@ -31,8 +31,11 @@ class Power:
         return self._nvml.nvmlDeviceGetPowerUsage(self._board) / 1e3 if self._nvml else math.nan
 
     def read_utilisation(self) -> float:
-        """Part of NVML's last sample period in which a kernel ran."""
-        return self._nvml.nvmlDeviceGetUtilizationRates(self._board).gpu / 100 if self._nvml else math.nan
+        """Part of NVML's last sample period in which a kernel ran; NaN for a share of a GPU (MIG), which has none."""
+        if self._nvml:
+            with contextlib.suppress(self._nvml.NVMLError):
+                return float(self._nvml.nvmlDeviceGetUtilizationRates(self._board).gpu) / 100
+        return math.nan
 
     def memory_mb(self) -> float:
         """Memory in use, MiB."""
