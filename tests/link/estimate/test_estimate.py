@@ -235,6 +235,30 @@ def test_a_round_trip_that_rose_has_the_age_of_the_last_short_one(before, after)
     assert 0.1 * after < reading.rtt_age_s <= 0.1 * (after + 2) + 1e-9
 
 
+def test_a_link_too_fast_to_be_measured_is_known_to_carry_at_least_what_it_carried():
+    estimator = LinkEstimator()
+    estimator.round_trip(0.0, 1e-4)
+    rates = []
+    for number in range(6):  # 1 MB in 0.8 ms, of which threads blur 1 ms
+        sent_s = 0.1 * number
+        received_s = sent_s + 0.8e-3 + 0.05e-3
+        estimator.add_transfer(Transfer(sent_s, sent_s, received_s, received_s, received_s + 1e-4, 1e-5, int(MB), 100))
+        rates.append(estimator.make_reading(received_s).uplink)
+    assert rates[1] == 0, "two transfers may be an accident"
+    assert 400 * MB < rates[-1] < 1300 * MB
+
+
+def test_short_transfers_do_not_raise_the_estimate_of_a_slow_link():
+    robot = Robot(Trace.constant_trace(10 * MB), up=200e3)
+    for _ in range(20):
+        robot.frame()
+    before = robot.reading().uplink
+    for _ in range(10):
+        robot.up = 6e3  # half a millisecond: its duration is not known
+        robot.frame()
+    assert robot.reading().uplink == pytest.approx(before, rel=0.15)
+
+
 def test_small_messages_give_no_estimate_and_error_grows_with_age():
     estimator = LinkEstimator()
     for i in range(20):

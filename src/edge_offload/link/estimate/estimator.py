@@ -31,8 +31,11 @@ DRIFT_PER_S = 0.3
 SAMPLE_ERROR = 0.08
 #: Innovation, in standard deviations, from which on a sample surprises.
 SURPRISE = 2.5
-#: A sample whose error is larger than this says nothing.
+#: A sample whose error is larger than this tells only what the link carries at least.
 MAX_ERROR = 1.0
+#: The latest of them, from the third one on, raise the estimate together; it is then known to within this (of the
+#: logarithm).
+BRIEF, FEWEST_BRIEF, BRIEF_ERROR = 8, 3, 0.5
 #: A transfer that kept the link busy for so long is no accident: it needs no second one.
 LONG_S = 0.25
 #: A fall that only one sample has shown may have gone on since, by this share of it (of the logarithm).
@@ -69,6 +72,7 @@ class RateFilter:
         self._variance = MAX_VARIANCE
         self._aside: Optional[float] = None
         self._recent: Deque[Tuple[float, float]] = deque(maxlen=RECENT)
+        self._brief: Deque[Tuple[float, float, float]] = deque(maxlen=BRIEF)
 
     def observe_transfer(self, now: float, size: float, busy_s: float, error_s: float, lag_s: float = 0.0) -> bool:
         """``size`` bytes had the link to themselves for ``busy_s`` seconds, known to within ``error_s``.
@@ -81,13 +85,16 @@ class RateFilter:
             lag_s: for so much of ``busy_s`` at most it was not the link that was waited for, but a processor. What that
                 explains is not held against the link.
 
-        Returns False if the sample says nothing: too short for its error, or for the lag.
+        A transfer that is too short for its error tells a lower bound: what a fast link carries is never known better.
+
+        Returns False if the sample says nothing that was not known.
         """
         if size <= 0 or busy_s <= 0:
             return False
         error = math.hypot(error_s / busy_s, SAMPLE_ERROR)
         if error > MAX_ERROR:
-            return False
+            return self._raise_estimate(now, size, busy_s, error_s)
+        self._brief.clear()
         # the link carried no less than this, and no more than this
         least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, LEAST_S))
         likely = math.log(size / (busy_s - LIKELY_LAG * min(lag_s, busy_s)))
@@ -119,6 +126,20 @@ class RateFilter:
         self._set_estimate(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
         return True
 
+    def _raise_estimate(self, now: float, size: float, busy_s: float, error_s: float) -> bool:
+        """Raise the estimate to what brief transfers prove, if it is below; return whether it was.
+
+        Their errors are independent: together they took no longer than their sum and one standard deviation.
+        """
+        self._brief.append((size, busy_s, error_s))
+        sizes, seconds, errors_s = zip(*self._brief)
+        least = math.log(sum(sizes) / (sum(seconds) + math.hypot(*errors_s)))
+        if len(self._brief) < FEWEST_BRIEF or (self._log is not None and least <= self._log):
+            return False
+        self.useful += 1
+        self._set_estimate(now, least, BRIEF_ERROR**2)
+        return True
+
     def _undelayed_log(self, now: float, least: float) -> float:
         """Logarithm of what the link carried when hardly anything was waited for, by the latest samples."""
         self._recent.append((now, least))
@@ -129,6 +150,7 @@ class RateFilter:
         """The link was away: whatever comes next is believed."""
         self._log, self._aside, self._variance = None, None, MAX_VARIANCE
         self._recent.clear()
+        self._brief.clear()
 
     @property
     def unsure(self) -> bool:
