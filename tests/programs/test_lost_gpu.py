@@ -101,6 +101,20 @@ def test_a_program_goes_on_in_another_session_of_its_server(tmp_path: pathlib.Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["once", "always"])
+def test_a_program_goes_on_where_an_executor_does_not_start(tmp_path: pathlib.Path, how: str) -> None:
+    mark = tmp_path / "mark"
+    mark.write_text(how)
+    serving = Serving(tmp_path, launcher=failing(mark, "AcceleratorError", "CUDA error: out of memory", "start"))
+    program = "import torch; print(torch.ones(3, device='cuda').cumsum(0).tolist())"
+    done = run([*serving.exec("--mode", "lazy"), sys.executable, "-c", program])
+    assert done.stdout.strip() == "[1.0, 2.0, 3.0]", done.stderr[-3000:]
+    assert "CUDA error: out of memory" in done.stderr
+    assert ("computed on this machine from here on" in done.stderr) == (how == "always")
+    serving.close()
+
+
+@pytest.mark.slow
 def test_an_operator_that_always_fails_ends_the_program_with_one_line(tmp_path: pathlib.Path) -> None:
     mark = tmp_path / "mark"
     serving = Serving(tmp_path, launcher=failing(mark, *ILLEGAL))

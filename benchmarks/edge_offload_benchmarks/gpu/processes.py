@@ -150,6 +150,11 @@ def end_all(processes: Iterable[Process], timeout_s: float) -> None:
             one.terminate()
 
 
+def thread_count(settings: Settings) -> str:
+    """Threads of a server's computations, for ``--threads``: a part of its fingerprint."""
+    return "4" if settings.cuda else "1"
+
+
 class Server(Process):
     """``edge-offload serve`` on the device, which knows :data:`ROBOTS` robots.
 
@@ -174,7 +179,7 @@ class Server(Process):
             "--device",
             settings.device,
             "--threads",
-            "4" if settings.cuda else "1",
+            thread_count(settings),
             "--keys",
             str(self.keys),
             "--weights-cache",

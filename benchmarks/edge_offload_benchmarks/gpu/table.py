@@ -44,7 +44,7 @@ PHASES: Dict[str, Entry] = {
     "shapes": Entry(100, 200, "operators whose shapes a client works out as the device does"),
     "peers": Entry(85, 90, "remoting peers of other projects, if .gpu/peers has them, beside replay and lazy"),
     "papers": Entry(240, 90, "the papers' table: networks, links and modes of a slow robot without a GPU"),
-    "pool": Entry(20, 60, "whether members of a pool take a device"),
+    "pool": Entry(50, 60, "whether members of a pool take a device"),
 }
 
 DEFAULT = ("install", "facts", "native", "doctor", "correct", "speed", "batches", "faults", "peers")

@@ -131,6 +131,9 @@ class Exchange:
         except FutureTimeout:
             self.failure = LinkLost(f"the server did not answer within {self.timeout_s:g} s")
             raise self.failure from None
+        except DeviceLost as error:
+            self.failure = SessionEnded(error.cause, error.remedy)
+            raise self.failure from None
         except (LinkLost, ProtocolError) as error:
             self.failure = error
             raise

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Callable, List, Tuple
 
-from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli_command
+from edge_offload_benchmarks.gpu.processes import BLIND, Process, Server, cli_command, thread_count
 from edge_offload_benchmarks.gpu.results import Phase
 
 #: Modes in which a program breaks its context; seconds without which no part begins.
@@ -175,7 +175,7 @@ def kill_server(phase: Phase) -> None:
                 "--device",
                 settings.device,
                 "--threads",
-                "1",
+                thread_count(settings),
                 "--keys",
                 str(server.keys),
                 "--weights-cache",

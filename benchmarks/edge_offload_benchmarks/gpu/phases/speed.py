@@ -18,7 +18,7 @@ from edge_offload_benchmarks.gpu.results import Phase
 #: Networks that are timed.
 MODELS = ("resnet50", "mobilenet_v3_large", "vit_s", "kapao_s")
 MBPS = (93.0, 300.0)
-FRAMES, TINY_FRAMES, LINK_FRAMES, TF32_FRAMES = 200, 6, 20, 30
+FRAMES, TINY_FRAMES, LINK_FRAMES, TF32_FRAMES = 200, 6, 60, 30
 
 
 def run(phase: Phase) -> None:
@@ -42,13 +42,13 @@ def run(phase: Phase) -> None:
                 phase.settings, *options, "--engine", "eager", keys=None, **{SWITCH: "0"}
             ) as calls:
                 Robot(phase, calls, energy, native, names, " call by call").measure_modes(["replay"], frames)
-        if not tiny:
-            robot.measure_modes(["lazy", "cached", "per_op"], frames)
         for mbps in () if tiny else MBPS:
             if phase.fits_in_time(20):
                 with phase.guard_errors(f"{mbps:g} Mbps"), EmulatedLink(phase.settings, server.address, mbps) as link:
                     linked = Robot(phase, server, energy, native, names, f" at {mbps:g} Mbps", link.address)
                     linked.measure_modes(["replay", "server"], LINK_FRAMES)
+        if not tiny:
+            robot.measure_modes(["lazy", "cached", "per_op"], frames)
     if cuda and phase.fits_in_time(20):
         with phase.guard_errors("native with TF32"):
             measure_native(phase, names, TF32_FRAMES, True, native)

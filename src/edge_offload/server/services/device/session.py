@@ -7,9 +7,9 @@ import queue
 import threading
 import time
 from collections import OrderedDict
-from typing import Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Type, Union
 
-from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError, RemoteError
+from edge_offload.errors import DeviceLost, EdgeOffloadError, LinkLost, ProtocolError, RemoteError
 from edge_offload.execute.session.note import wait_until_ready
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.protocol.channel import Channel
@@ -47,6 +47,7 @@ class DeviceSession:
         self._peer: Optional[Peer] = peer
         self.detached_s: Optional[float] = None
         self.end_reason = ""
+        self._end_kind: Type[EdgeOffloadError] = RemoteError
         self._lock = threading.Lock()
         self._last = 0
         self._waiting: OrderedDict[int, Request] = OrderedDict()
@@ -93,7 +94,7 @@ class DeviceSession:
             if number != self._last + 1:
                 raise ProtocolError(f"message {number} came after message {self._last}")
             if self.end_reason:
-                raise RemoteError(self.end_reason)
+                raise self._end_kind(self.end_reason)
             self._last = number
             self._waiting[number] = request
         self._inbox.put((RUN, request))
@@ -148,7 +149,7 @@ class DeviceSession:
             channel = self._executor.start()
             threading.Thread(None, self._await_executor, "edge_offload-answers", (channel,), daemon=True).start()
         except OSError as error:
-            self._end_session(f"the executor process did not start: {error}")
+            self._end_unstarted(error)
             self._inbox.put(STARTED)
         postponed: Optional[List[_Item]] = []  # None: the executor has started
         for item in iter(self._inbox.get, ENDED):
@@ -200,7 +201,7 @@ class DeviceSession:
             channel, reason = self._executor.channel, self.end_reason
             self._started_s[number] = time.monotonic()
         if reason or channel is None:
-            raise RemoteError(reason)
+            raise self._end_kind(reason)
         buffers = assemble_buffers(body.get("parts"), list(request.buffers), staged)
         codec = body.get("codec", "auto")
         if not isinstance(codec, str):
@@ -226,7 +227,7 @@ class DeviceSession:
         try:
             wait_until_ready(channel)
         except (LinkLost, ProtocolError) as error:
-            self._end_session(f"the executor process did not start: {error}")
+            self._end_unstarted(error)
             return
         finally:
             self._inbox.put(STARTED)
@@ -264,9 +265,15 @@ class DeviceSession:
             except EdgeOffloadError as error:
                 _log.warning("a part of a device's answer could not be sent: %s", error)
 
-    def _end_session(self, reason: str, clean: bool = False) -> None:
-        """End the session once, and fail all waiting requests."""
+    def _end_unstarted(self, error: Exception) -> None:
+        """End a session whose executor did not start: it holds nothing, so its program goes on elsewhere."""
+        self._end_session(f"the executor process did not start: {error}", kind=DeviceLost)
+
+    def _end_session(self, reason: str, clean: bool = False, kind: Type[EdgeOffloadError] = RemoteError) -> None:
+        """End the session once, and fail all waiting requests by an error of this kind."""
         with self._lock:
+            if not self.end_reason:
+                self._end_kind = kind
             if not self.end_reason and not clean:
                 reason = f"{reason}{self._executor.explain_exit()}"
             self.end_reason = self.end_reason or f"the executor process of this session ended: {reason}"
@@ -275,7 +282,7 @@ class DeviceSession:
             self._staged.clear()
         for request in waiting:
             if not request.answered:
-                request.fail(RemoteError(self.end_reason))
+                request.fail(self._end_kind(self.end_reason))
 
 
 def _read_number(request: Request, name: str) -> int:
