@@ -135,6 +135,44 @@ def test_one_in_flight_is_one_at_a_time_as_before():
     assert "replay: the calls of a frame" in FramesInFlight(2).describe()
 
 
+def test_where_one_inference_follows_the_other_a_frame_is_taken_up_when_all_before_it_have_ended():
+    now = 10.0
+    frames = FramesInFlight(MOST_IN_FLIGHT)
+    frames._clock = lambda: now  # type: ignore[method-assign]
+    frames.note(report(part_s=0.09, mode=Mode.REPLAY))
+    running, waiting = frames.place(), frames.place()  # the first since 10.0, the second taken up at 10.05
+    assert frames.wait_s(10.1, Mode.REPLAY, [10.0, 10.05]) == pytest.approx(0.08), "both take 90 ms from 10.0 on"
+    now = 10.12
+    frames.done(running)
+    assert frames.wait_s(10.15, Mode.REPLAY, [10.05]) == pytest.approx(0.06), "the second began at 10.12"
+    frames.done(waiting)
+    assert frames.wait_s(10.22, Mode.REPLAY, [10.05]) == 0.0
+
+
+def arriving(interval_s: float, most: int = 2) -> FramesInFlight:
+    frames = FramesInFlight(most)
+    for number in range(20):
+        frames.note_arrival(number * interval_s)
+    return frames
+
+
+def test_frames_wait_where_they_come_faster_than_a_mode_takes_them_up():
+    frames = arriving(0.1)
+    frames.note(report(part_s=0.06))
+    assert frames.queueing_s(Mode.REPLAY, 0.07, 0.007) < 0.002, "free long before the next frame"
+    assert 0.002 < frames.queueing_s(Mode.REPLAY, 0.095, 0.01) < 0.03, "some come too early"
+    assert frames.queueing_s(Mode.REPLAY, 0.12, 0.01) == pytest.approx(0.05), "half of an interval"
+    assert frames.queueing_s(Mode.SERVER, 0.12, 0.01) < 0.002, "uploads and computations overlap"
+    one_by_one = arriving(0.1, most=1)
+    one_by_one.note(report(part_s=0.06))
+    assert one_by_one.queueing_s(Mode.SERVER, 0.12, 0.01) == pytest.approx(0.05)
+
+
+def test_nobody_is_said_to_wait_before_the_interval_is_known():
+    assert FramesInFlight(2).queueing_s(Mode.REPLAY, 9.0, 1.0) == 0.0
+    assert arriving(0.0).queueing_s(Mode.REPLAY, 9.0, 1.0) == 0.0
+
+
 # ------------------------------------------------------------------------------------- what waits behind an own frame
 
 

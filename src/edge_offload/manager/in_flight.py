@@ -11,9 +11,10 @@ import contextlib
 import math
 import threading
 import time
-from typing import Callable, Dict, Iterator, List
+from collections import deque
+from typing import Callable, Deque, Dict, Iterator, List
 
-from edge_offload.manager.tuning import ENOUGH
+from edge_offload.manager.tuning import ENOUGH, FRAMES
 from edge_offload.mode import Mode
 from edge_offload.timing import InferenceReport
 
@@ -98,6 +99,37 @@ class FramesInFlight(FrameOrder):
         self._way_s: Dict[Mode, float] = {}
         self._robot_s: Dict[Mode, float] = {}
         self._until_s: Dict[int, float] = {}
+        self._arrivals_s: Deque[float] = deque(maxlen=FRAMES)
+
+    def note_arrival(self, now: float) -> None:
+        """A frame has arrived (seconds), whether it will be taken up or superseded by a newer one."""
+        with self._lock:
+            self._arrivals_s.append(now)
+
+    def queueing_s(self, mode: Mode, latency_s: float, error_s: float) -> float:
+        """Return how long frames wait to be taken up if all of them run in ``mode`` (seconds); 0 while unknown.
+
+        The mean of a queue whose service times vary, and whose arrivals do not (Kingman's formula). Where frames come
+        faster than they are taken up, the newest is taken up: it has waited for half of an interval in the mean.
+
+        Args:
+            mode: of the frames.
+            latency_s: of one frame without waiting.
+            error_s: standard deviation of that.
+        """
+        with self._lock:
+            arrivals_s = list(self._arrivals_s)
+        if len(arrivals_s) < ENOUGH or arrivals_s[-1] <= arrivals_s[0]:
+            return 0.0
+        interval_s = (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1)
+        overlaps = mode in TOGETHER and self._most > 1
+        service_s = self.part_s(mode) if overlaps else latency_s
+        if not 0 < service_s < math.inf:
+            return 0.0
+        load, most_s = service_s / interval_s, interval_s / 2
+        if load >= 1:
+            return most_s
+        return min(most_s, load / (1 - load) * (error_s / latency_s) ** 2 / 2 * service_s)
 
     def note(self, report: InferenceReport) -> None:
         """Learn a whole frame's costs, unless it ran in another mode than requested."""
@@ -145,7 +177,11 @@ class FramesInFlight(FrameOrder):
         with self._lock:
             if any(until_s < now for until_s in self._until_s.values()):
                 return math.inf
-        return max(0.0, taken_s[-1] + part_s - now)
+        free_s = taken_s[-1] + part_s
+        with self._changed:
+            if self._open and mode not in TOGETHER:  # those that wait begin when the one before them has ended
+                free_s = max(free_s, next(iter(self._open.values())) + part_s * len(self._open))
+        return max(0.0, free_s - now)
 
     def describe(self) -> str:
         """Describe how many frames are under way at once, and why not more."""

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
 import torch
@@ -95,6 +96,8 @@ class ModeCosts:
         client: the link; None: no server.
         settings: of the module.
         silent: why no remote mode can begin now, in words; None: there is no such reason.
+        queueing_s: how long frames wait for each other if all run in a mode, from that, the latency of one, and the
+            deviation of that (seconds).
 
     Attributes:
         forecaster: learns from reports; one thread at a time.
@@ -109,7 +112,9 @@ class ModeCosts:
         client: Optional[Client],
         settings: ModuleSettings,
         silent: Callable[[], Optional[str]],
+        queueing_s: Callable[[Mode, float, float], float],
     ) -> None:
+        self._queueing_s = queueing_s
         self._name, self._runners, self._client, self._silent = name, runners, client, silent
         self._compared = settings.compared
         self._load = ServerLoad(client)
@@ -165,9 +170,18 @@ class ModeCosts:
         self._load.step(now)
         with self._lock:
             reading = self.reading(now)
-            forecasts = self.forecaster.forecasts(now, obstacles, reading, obstacles)
+            forecasts = {
+                mode: self._with_queueing(forecast)
+                for mode, forecast in self.forecaster.forecasts(now, obstacles, reading, obstacles).items()
+            }
             link = self.forecaster.assumed(reading)
         return Situation(now, forecasts, deadline_s, self._load.load(now), link=link)
+
+    def _with_queueing(self, forecast: Forecast) -> Forecast:
+        if not forecast.measured:
+            return forecast
+        queueing_s = self._queueing_s(forecast.mode, forecast.latency_s, forecast.error_s)
+        return replace(forecast, latency_s=forecast.latency_s + queueing_s)
 
     def explored(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""

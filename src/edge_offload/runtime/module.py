@@ -70,7 +70,9 @@ class OffloadedModule:
         background.first(self.frames)
         self._hedge = Hedge()
         self.runners = ModeRunners(name, module, client, self._settings)
-        self.costs = ModeCosts(name, self.runners, client, self._settings, self._hedge.unavailable_reason)
+        self.costs = ModeCosts(
+            name, self.runners, client, self._settings, self._hedge.unavailable_reason, self.frames.queueing_s
+        )
         attend = None if client is None else client.attend
         self._lateness = Lateness(self._settings.patience, self._settings.hedging, attend)
 

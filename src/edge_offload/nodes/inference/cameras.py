@@ -204,7 +204,7 @@ class SensorNode(OffloadedNode):
         views = self.views.values()
         self.begin_offloading(self.make_network())
         self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
-            4 if queue_all else 1, queue_all, operator.attrgetter("camera"), self.wants_frame
+            4 if queue_all else 1, queue_all, operator.attrgetter("camera"), self.admit_frame
         )
         for view in views:
             view.start(self._network)

@@ -136,9 +136,12 @@ class OffloadedNode(Node):
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
-    def wants_frame(self, frame: Frame) -> bool:
-        """Tell whether a frame is one of those that the server's turns ask for."""
-        return self._sharing is None or self._sharing.wants_frame(frame)
+    def admit_frame(self, frame: Frame) -> bool:
+        """Return whether ``frame`` may wait to be taken up, and note its arrival: sharing may leave it out."""
+        admitted = self._sharing is None or self._sharing.wants_frame(frame)
+        if admitted:
+            self._network.module.frames.note_arrival(frame.received_s)
+        return admitted
 
     def make_pipeline(
         self,
