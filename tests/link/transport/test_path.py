@@ -132,6 +132,15 @@ class Wire:
         self._on_each(lambda each: each.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0), True)
 
     def _on_each(self, act, all_of_it):
+        # with the default timeout that rospy sets, a copy makes its original non-blocking: rospy's server would end
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(None)
+        try:
+            self._on_each_socket(act, all_of_it)
+        finally:
+            socket.setdefaulttimeout(before)
+
+    def _on_each_socket(self, act, all_of_it):
         for name in os.listdir("/proc/self/fd"):
             if not pathlib.Path(f"/proc/self/fd/{name}").is_socket():
                 continue

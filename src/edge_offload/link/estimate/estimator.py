@@ -2,8 +2,7 @@
 
 Three kinds of evidence, none of which asks a network emulator or a radio for its setting:
 
-* every finished transfer: its bytes over the time that it had the link to itself, so without the delay of the link and
-  without the time that it waited behind an earlier one;
+* every finished transfer: its bytes over the time that it had the link to itself;
 * while a transfer is under way: the kernel's count of acknowledged bytes. It can only lower the estimate (the next hop
   may buffer), and it is what shows a collapse before the transfer has ended;
 * of a large upload: the pace at which its bytes were delivered, unless the next hop took them before the server did. It
@@ -31,15 +30,13 @@ DRIFT_PER_S = 0.3
 SAMPLE_ERROR = 0.08
 #: Innovation, in standard deviations, from which on a sample surprises.
 SURPRISE = 2.5
-#: A sample whose error is larger than this tells only what the link carries at least.
+#: A sample whose error is larger than this is brief: it tells only what the link carries at least. So many of them, at
+#: least the second number, raise the estimate together, whose logarithm then has the third as error.
 MAX_ERROR = 1.0
-#: The latest of them, from the third one on, raise the estimate together; it is then known to within this (of the
-#: logarithm).
 BRIEF, FEWEST_BRIEF, BRIEF_ERROR = 8, 3, 0.5
-#: A transfer that kept the link busy for so long is no accident: it needs no second one.
-LONG_S = 0.25
-#: A fall that only one sample has shown may have gone on since, by this share of it (of the logarithm).
-STEP_DOUBT = 0.5
+#: A transfer that kept the link busy for so long is no accident: it needs no second one. A fall that one sample alone
+#: has shown may have gone on since, by this share of it (of the logarithm).
+LONG_S, STEP_DOUBT = 0.25, 0.5
 #: Share of the lag that usually held a transfer up: threads wait beside it, too.
 LIKELY_LAG = 0.25
 #: Waiting scatters: what it may have added to a transfer is no more than this share of the latest ones leave below
@@ -56,8 +53,7 @@ class RateFilter:
 
     A radio link wanders slowly and now and then falls or rises at once. A sample that surprises is kept aside; a second
     one that surprises the same way is a step and is believed at once, anything else shows that the first was an
-    accident (a thread that came late). So one bad sample never moves the estimate, and two follow any step. One thread
-    at a time.
+    accident (a thread that came late). One thread at a time.
 
     Attributes:
         samples: how many were believed.
@@ -85,9 +81,7 @@ class RateFilter:
             lag_s: for so much of ``busy_s`` at most it was not the link that was waited for, but a processor. What that
                 explains is not held against the link.
 
-        A transfer that is too short for its error tells a lower bound: what a fast link carries is never known better.
-
-        Returns False if the sample says nothing that was not known.
+        Returns False if the sample says nothing that was not known: it is brief, or its lag explains it.
         """
         if size <= 0 or busy_s <= 0:
             return False
@@ -104,8 +98,7 @@ class RateFilter:
         if self._log is None:
             self._set_estimate(now, likely, min(width**2, MAX_VARIANCE))
             return True
-        value = min(max(self._log, least), most)
-        variance = self._variance_at(now)
+        value, variance = min(max(self._log, least), most), self._variance_at(now)
         surprise = (value - self._log) / math.sqrt(variance + error**2)
         if abs(surprise) > SURPRISE:
             repeated = self._aside is not None and (self._aside > self._log) == (value > self._log)
@@ -115,22 +108,17 @@ class RateFilter:
             step, doubt = value, STEP_DOUBT * (value - self._log)
             if repeated and self._aside is not None:
                 # a sample during which the link fell saw some of what was before: the lower one is the newer truth
-                step = min(value, self._aside) if surprise < 0 else (value + self._aside) / 2
-                doubt = 0.0
+                step, doubt = min(value, self._aside) if surprise < 0 else (value + self._aside) / 2, 0.0
             self._set_estimate(now, step, min(width**2 + doubt**2, MAX_VARIANCE))
             return True
         # what the sample rules out weighs as much as the sample is exact, where in between less
-        moves = [
-            gain * (to - self._log) for gain, to in ((_gain(variance, error), value), (_gain(variance, width), likely))
-        ]
-        self._set_estimate(now, self._log + max(moves, key=abs), (1 - _gain(variance, width)) * variance)
+        exact, wide = _gain(variance, error), _gain(variance, width)
+        moves = [exact * (value - self._log), wide * (likely - self._log)]
+        self._set_estimate(now, self._log + max(moves, key=abs), (1 - wide) * variance)
         return True
 
     def _raise_estimate(self, now: float, size: float, busy_s: float, error_s: float) -> bool:
-        """Raise the estimate to what brief transfers prove, if it is below; return whether it was.
-
-        Their errors are independent: together they took no longer than their sum and one standard deviation.
-        """
+        """Raise the estimate to what brief transfers, of independent errors, prove; return whether it was below."""
         self._brief.append((size, busy_s, error_s))
         sizes, seconds, errors_s = zip(*self._brief)
         least = math.log(sum(sizes) / (sum(seconds) + math.hypot(*errors_s)))
@@ -149,8 +137,8 @@ class RateFilter:
     def reset_estimate(self) -> None:
         """The link was away: whatever comes next is believed."""
         self._log, self._aside, self._variance = None, None, MAX_VARIANCE
-        self._recent.clear()
-        self._brief.clear()
+        for latest in (self._recent, self._brief):
+            latest.clear()
 
     @property
     def unsure(self) -> bool:
@@ -170,8 +158,7 @@ class RateFilter:
         return min(MAX_VARIANCE, self._variance + DRIFT_PER_S**2 * max(0.0, now - self.updated_s))
 
     def _set_estimate(self, now: float, log: float, variance: float) -> None:
-        self._log, self._variance, self.updated_s = log, variance, now
-        self._aside = None
+        self._log, self._variance, self.updated_s, self._aside = log, variance, now, None
         self.samples += 1
 
 
@@ -185,24 +172,19 @@ MOST_CAUTION = 1.2
 
 PASSIVE, ACTIVE, NONE = "passive", "active", "none"
 
-#: Seconds of upload between two looks at the kernel's count.
-PROGRESS_S = 0.1
-#: The count lowers the estimate when it shows less than this share of it.
-PROGRESS_SHARE = 0.6
+#: Seconds of upload between two looks at the kernel's count, which lowers the estimate below this share of it.
+PROGRESS_S, PROGRESS_SHARE = 0.1, 0.6
 #: Bytes under way below which nothing can be told from the count.
 BACKLOG_BYTES = 4096
-#: A smaller message tells how late threads are, not what the link carries.
-SAMPLE_BYTES = 4096
+#: A smaller message tells how late threads are, not what the link carries; bytes that stand for none at all.
+SAMPLE_BYTES, TRICKLE_BYTES = 4096, 256
 #: A thread that nobody counted may have been late by so many times what is typical.
 UNSEEN = 2.0
-#: Bytes that stand for none at all: the logarithm needs some.
-TRICKLE_BYTES = 256
 #: Scheduling of the two ends' threads blurs a transfer's duration by this (seconds).
 JITTER_S = 1e-3
-#: Seconds of round trips of which the shortest counts as the delay of the empty link.
-RTT_WINDOW_S = 5.0
-#: Seconds in which the delay becomes another one (``bench levels``: error of packet_jitter_20).
-WANDER_S = 0.1
+#: Seconds of round trips of which the shortest counts as the delay of the empty link, and those in which the delay
+#: becomes another one (``bench levels``: error of packet_jitter_20).
+RTT_WINDOW_S, WANDER_S = 5.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -259,11 +241,10 @@ class LinkEstimator:
         self._lock = threading.Lock()
         self._up = RateFilter()
         self._down = RateFilter()
-        self._source = NONE
+        self._source, self._deliveries = NONE, Deliveries()
         self._round_trips: Deque[Tuple[float, float]] = deque()
         self._up_free_s = self._down_free_s = -math.inf
         self._mark: Optional[Tuple[float, int]] = None
-        self._deliveries = Deliveries()
 
     def round_trip(self, now: float, rtt_s: float) -> None:
         """A small message took this long, there and back."""
@@ -369,8 +350,7 @@ class LinkEstimator:
             for rate in (self._up, self._down):
                 rate.reset_estimate()
             self._round_trips.clear()
-            self._mark, self._deliveries = None, Deliveries()
-            self._source = NONE
+            self._mark, self._deliveries, self._source = None, Deliveries(), NONE
             self._up_free_s = self._down_free_s = -math.inf
 
     @property
