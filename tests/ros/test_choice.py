@@ -28,6 +28,21 @@ def test_without_a_server_only_the_robot_remains():
     assert "server for" not in text
 
 
+@pytest.mark.parametrize(("every_frame", "count"), [(False, 1), (True, 0)])
+def test_arrivals_count_unless_the_queue_sets_their_pace(every_frame, count):
+    import types
+
+    from edge_offload.nodes.inference.offloaded import OffloadedNode
+
+    arrivals = []
+    module = types.SimpleNamespace(frames=types.SimpleNamespace(note_arrival=arrivals.append))
+    node = types.SimpleNamespace(
+        _sharing=None, _network=types.SimpleNamespace(module=module), params={"every_frame": every_frame}
+    )
+    assert OffloadedNode.admit_frame(node, types.SimpleNamespace(received_s=1.0))
+    assert len(arrivals) == count
+
+
 def test_an_unavailable_mode_is_not_reported_as_active():
     """The manager begins with ``server``, before a node has said that it has none."""
     import types

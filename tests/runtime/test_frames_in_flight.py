@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
 import torch
 from torch import nn
 
-from edge_offload.link.estimate.estimator import Transfer
+from edge_offload.link.estimate.estimator import LinkReading, Transfer
 from edge_offload.link.transport.replies import Reply
+from edge_offload.manager.policy import LatencyPolicy
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, Runner
 from edge_offload.modes.server import _EarlierRequests
 from edge_offload.runtime.module import OffloadedModule
+from edge_offload.timing import InferenceReport
 
 FOREVER_S, NEVER = 30.0, math.inf
 
@@ -214,3 +217,20 @@ def test_a_failed_request_delayed_nothing_measurable():
     for each in (failed, cancelled):
         earlier.note(each)
     assert earlier.behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}
+
+
+@pytest.mark.parametrize(("interval_s", "chosen"), [(0.2, Mode.REPLAY), (0.09, Mode.SERVER)])
+def test_a_policy_counts_the_wait_of_frames_that_do_not_overlap(interval_s, chosen):
+    module = OffloadedModule("twice", Twice(), in_flight=2, candidates=(Mode.REPLAY, Mode.SERVER))
+    now = time.monotonic()
+    for mode, total_s in ((Mode.LOCAL, 0.3), (Mode.REPLAY, 0.1), (Mode.SERVER, 0.1)):
+        if mode is not Mode.LOCAL:
+            module.add_runner(Remote(mode))
+        for number in range(20):
+            one = InferenceReport(mode, "", total_s, {"compute_server": 0.06}, round_trips=1, part_s=0.06)
+            module.costs.forecaster.note(now - 2 + 0.1 * number, one, LinkReading())
+            module.frames.note(one)
+    for number in range(20):
+        module.frames.note_arrival(now + number * interval_s)
+    assert LatencyPolicy().decide(module.situation(torch.zeros(1))).mode is chosen
+    module.close()

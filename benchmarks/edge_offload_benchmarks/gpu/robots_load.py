@@ -56,7 +56,7 @@ class RobotsLoad:
         self, settings: Settings, root: pathlib.Path, address: str, names: Sequence[str], processes: int
     ) -> None:
         self._processes: List[Process] = []
-        self._asked: Counter[Process] = Counter()
+        self._requests: Counter[Process] = Counter()
         for first in range(min(processes, len(names))):
             shares = [f"{name}:{place / len(names):.4f}" for place, name in enumerate(names)][first::processes]
             command = module_command(
@@ -83,8 +83,8 @@ class RobotsLoad:
     def ask(self, process: Process, order: Dict[str, Any]) -> int:
         """Write an order to a process; the number of its answer."""
         process.write(json.dumps(order) + "\n")
-        self._asked[process] += 1
-        return self._asked[process] - 1
+        self._requests[process] += 1
+        return self._requests[process] - 1
 
     def read_answer(self, process: Process, number: int, timeout_s: float) -> Dict[str, Any]:
         """Wait for an answer.
@@ -100,9 +100,9 @@ class RobotsLoad:
 
     def ask_all(self, count: int, order: Dict[str, Any], timeout_s: float) -> Dict[str, Any]:
         """Have the first ``count`` robots do something, and merge their answers."""
-        asked = [(one, self.ask(one, {**order, "robots": robots})) for one, robots in self.share_robots(count)]
+        requests = [(one, self.ask(one, {**order, "robots": robots})) for one, robots in self.share_robots(count)]
         merged: Dict[str, Any] = {}
-        for process, number in asked:
+        for process, number in requests:
             merged.update(self.read_answer(process, number, timeout_s))
         return merged
 

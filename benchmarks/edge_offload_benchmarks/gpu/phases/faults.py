@@ -74,7 +74,7 @@ print(f"frames {count} {value:.6f}", flush=True)
 
 
 def run(phase: Phase) -> None:
-    """Provoke each fault, and record what the program was told: what others do not notice at once, memory last."""
+    """Provoke each fault, and record what the program printed; parts that share nothing run at once, memory last."""
     parts: List[Tuple[str, Callable[[], None]]] = [("killed", lambda: kill_server(phase))]
     if phase.settings.cuda:
         parts.append(("context: plain CUDA", lambda: break_plainly(phase)))

@@ -115,14 +115,14 @@ class Rows:
             "model": load.model, "way": load.way, "begin_s": begin_s, "settle_s": settle_s, "seconds": load.seconds,
             "interval_s": INTERVAL_S, "bound": bound,
         }  # fmt: skip
-        asked = [
+        requests = [
             (process, self._load.ask(process, {**order, "robots": robots}))
             for process, robots in self._load.share_robots(load.robots)
         ]
         time.sleep(max(0.0, begin_s + settle_s - time.monotonic()))
         use = Watch(self._server).wait_until(begin_s + settle_s + load.seconds)
         facts: Dict[str, Any] = {}
-        for process, number in asked:
+        for process, number in requests:
             facts.update(self._load.read_answer(process, number, 30.0))
         row = summarize_row(facts, load.seconds, use)
         self._phase.record(load.name, bound=bound if load.way == "turns" else None, **row)
@@ -133,10 +133,10 @@ class Rows:
         """Have batches measured; seconds by size, as the server logs them."""
         if model not in self._tables:
             started_at = time.monotonic()
-            told = self._load.prepare_batches(model, self._phase.remaining_s())
-            self._tables[model] = read_latencies(self._server.read_tail(1 << 20), told["batch"])
+            answer = self._load.prepare_batches(model, self._phase.remaining_s())
+            self._tables[model] = read_latencies(self._server.read_tail(1 << 20), answer["batch"])
             ms = [round(1e3 * one, 3) for one in self._tables[model]]
-            self._phase.record(f"table {model}", ms=ms, note=told["note"], seconds=time.monotonic() - started_at)
+            self._phase.record(f"table {model}", ms=ms, note=answer["note"], seconds=time.monotonic() - started_at)
         return self._tables[model]
 
 

@@ -100,14 +100,14 @@ class KapaoReadout(nn.Module):
         """
         frames = len(maps[0])
         scores, levels = self._score_maps(maps)
-        every = torch.cat([one.view(frames, -1) for one in scores], 1)
+        by_frame = torch.cat([one.view(frames, -1) for one in scores], 1)
         confident = torch.cat([one[:, 4].reshape(frames, -1) for one in scores], 1)
         least = min(self.thresholds.conf, self.thresholds.conf_kp)
         frame, indices = (confident > least).nonzero().unbind(1)
-        rows = self._decode_rows(every.flatten(), levels, indices, frame * every.shape[1])
+        rows = self._decode_rows(by_frame.flatten(), levels, indices, frame * by_frame.shape[1])
         score, kind = (rows[:, 5 : 5 + CLASSES] * rows[:, 4:5]).max(1)
-        found = self._suppress(rows, score, kind, frame * CLASSES + kind, len(rows))
-        outputs = [(one.cpu(), frame[places].cpu()) for one, places in found]
+        objects = self._suppress(rows, score, kind, frame * CLASSES + kind, len(rows))
+        outputs = [(one.cpu(), frame[places].cpu()) for one, places in objects]
         return [tuple(one[of == number][:MAX_DET] for one, of in outputs) for number in range(frames)]
 
     def _suppress(

@@ -1,7 +1,8 @@
 // A program run in one go: what execute/session/program.py does call by call, with no interpreter between calls.
 //
 // The executor builds a Node from the instructions of a Program: kernels, allocations, reads and uploads. Any other call is left
-// to the session, which gets its operands and returns what it made. A Node holds no storage between two runs. What it is given comes from the session; what reaches beyond a storage is refused.
+// to the session, which gets its operands and returns its results. A Node holds no storage between two runs. Its arguments come
+// from the session; what reaches beyond a storage is refused.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>

@@ -137,9 +137,12 @@ class OffloadedNode(Node):
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
 
     def admit_frame(self, frame: Frame) -> bool:
-        """Return whether ``frame`` may wait to be taken up, and note its arrival: sharing may leave it out."""
+        """Return whether ``frame`` may wait to be taken up (sharing may leave it out), and note its arrival.
+
+        With ``every_frame`` the queue sets the pace of arrivals, which then say nothing of the camera.
+        """
         admitted = self._sharing is None or self._sharing.wants_frame(frame)
-        if admitted:
+        if admitted and not self.params.get("every_frame", False):
             self._network.module.frames.note_arrival(frame.received_s)
         return admitted
 
