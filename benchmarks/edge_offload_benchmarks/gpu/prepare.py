@@ -30,6 +30,14 @@ NEEDED = (
     "tornado==6.6.1",
     "shtab==1.13.0",
     "expecttest==0.3.0",
+    "pytest==9.2.0",
+    "pytest-timeout==2.4.0",
+    "pytest-xdist==3.8.0",
+    "execnet==2.1.2",
+    "iniconfig==2.3.0",
+    "pluggy==1.6.0",
+    "hypothesis==6.170.15",
+    "sortedcontainers==2.4.0",
 )
 #: Files of the user's cache, and how the product fetches them.
 FILES = {
