@@ -399,6 +399,28 @@ def test_the_first_frame_which_pays_for_the_start_is_ignored():
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("trips", [(8, 5, 1, 1, 1), (5, 1, 3, 1, 1), (2, 2, 1, 4, 1)])
+def test_frames_that_still_record_do_not_raise_the_forecast(trips):
+    forecaster = Forecaster(StatePowers())
+    for number, count in enumerate(trips):
+        stages = {"uplink": 0.01 * count, "compute_server": 0.05}
+        report = InferenceReport(Mode.REPLAY, "", 0.06 * count, stages, 100_000, 4000, count)
+        forecaster.note(float(number), report, at(1e7))
+    made = forecaster.forecast(5.0, Mode.REPLAY, at(1e7))
+    assert made.latency_s == pytest.approx(0.063, rel=0.02)
+    assert made.error_s < 0.02
+
+
+def test_a_mode_whose_frames_keep_their_round_trips_costs_what_they_cost():
+    forecaster = Forecaster(StatePowers())
+    for number in range(30):
+        count = 1 if number == 0 else 4
+        stages = {"uplink": 0.01 * count, "compute_server": 0.05}
+        report = InferenceReport(Mode.REPLAY, "", 0.06 * count, stages, 100_000, 4000, count)
+        forecaster.note(float(number), report, at(1e7))
+    assert forecaster.forecast(30.0, Mode.REPLAY, at(1e7)).latency_s == pytest.approx(0.213, rel=0.05)
+
+
 def test_a_forecast_is_never_more_precise_than_a_transfer():
     """A link of which a sample said 0.3 kB/s: what is not through after ten seconds is given up."""
     forecaster = Forecaster(StatePowers())

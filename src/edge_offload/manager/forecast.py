@@ -80,7 +80,7 @@ class _ModeHistory:
         self.mode, self.levels = mode, levels
         self.plan_key = (mode, "plan")
         self.shares = TABLE[mode].needs_link
-        self.frames = 0
+        self.frames = self.round_trips = 0
         self.updated_s = -math.inf
         self.queue_s = self.compute_s = self.link_s = self.rest_s = 0.0
         self.bytes_up = self.bytes_down = 0.0
@@ -89,6 +89,9 @@ class _ModeHistory:
         self.errors: Deque[float] = deque(maxlen=FRAMES)
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
+        if not planned_s and self._is_start_up(report.round_trips):
+            self.frames, self.updated_s = self.frames + 1, now
+            return
         expected = self.latency_s(now, reading, planned_s, busy_s) if self.frames else None
         stages = report.stages_s
         link_s = stages["uplink"] + stages["downlink"]
@@ -114,6 +117,18 @@ class _ModeHistory:
             self.late_s = 0.0
         elif self.late_s:  # it took even longer
             self.late_s, self.late_since_s = report.total_s, now
+
+    def _is_start_up(self, round_trips: int) -> bool:
+        """Tell whether a frame had more round trips than one before it: among the first ones, it still records.
+
+        A frame with fewer round trips shows that those before it were the start, and replaces them.
+        """
+        if not 0 < self.frames < ENOUGH:
+            self.round_trips = round_trips
+        elif round_trips < self.round_trips:
+            self.round_trips, self.frames = round_trips, 1
+            self.errors.clear()
+        return round_trips > self.round_trips
 
     def late(self, now: float, waited_s: float) -> None:
         """A frame waited so long in vain: had it been asked for anew, it would have taken its usual time, too."""
