@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from edge_offload.errors import Unsupported
+from edge_offload.ir.device_guard import keep_device_guard
 from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
 from edge_offload.ir.sequence import OperatorSequence
 from edge_offload.ir.values import DYNAMIC, Kind, Value, content_digest, contiguous_strides
@@ -52,6 +53,7 @@ def from_module(module: nn.Module, inputs: Sequence[torch.Tensor]) -> TracedProg
     Raises:
         Unsupported: the forward pass branches on data or has sizes that depend on data; the message says where.
     """
+    keep_device_guard()
     try:
         # torch prints the whole graph to stderr where it stops at data; the exception says all that matters of it
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):

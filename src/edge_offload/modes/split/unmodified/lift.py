@@ -21,6 +21,7 @@ from edge_offload.errors import EdgeOffloadError, Unsupported
 from edge_offload.execute.sequence_runner import SequenceRunner
 from edge_offload.execute.session.session import DeviceSession
 from edge_offload.ir.build import TracedProgram, from_graph_module
+from edge_offload.ir.device_guard import keep_device_guard
 from edge_offload.ir.operators import HostNumber, HostTensor, Layout, StorageRef, View
 from edge_offload.ir.trace.calls import ALLOC, DOWNLOAD, NEW, UPLOAD, BoundOperator, host_number
 from edge_offload.ir.trace.keys import DTYPES, ITEM_BYTES
@@ -130,6 +131,7 @@ def capture_sequence(
     made, folded, folded_storages = _run_twice(segment, live, storages, numbers, payloads, expected[-1])
     constants = {**{number: storages[storage] for number, storage in live}, **folded_storages}
     tracer = _Tracer(segment, constants, numbers, made, folded)
+    keep_device_guard()
     try:
         with torch.no_grad():
             traced = make_fx(torch.func.functionalize(tracer, remove="mutations"), tracing_mode="fake",

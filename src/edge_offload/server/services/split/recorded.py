@@ -17,6 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Refus
 from edge_offload.execute.tensors import TensorSpec
 from edge_offload.ir import OperatorSequence, wire
 from edge_offload.ir.build import TracedProgram, tensor_digest
+from edge_offload.ir.device_guard import keep_device_guard
 from edge_offload.ir.evaluate import make_kernel
 from edge_offload.ir.operators import Operator
 from edge_offload.ir.schemas import enumerated_arguments, find_overload
@@ -155,6 +156,7 @@ def _check_modes(operator: Operator) -> None:
 def _check_results(sequence: OperatorSequence) -> None:
     """Call every operator on tensors without data, and compare its results with the declared ones."""
     values: Dict[int, torch.Tensor] = {}
+    keep_device_guard()
     without_data = FakeTensorMode()
     with without_data:
         for number in (*sequence.inputs, *sequence.constants):
