@@ -51,12 +51,21 @@ def test_the_link_and_each_computing_robot_have_a_core_of_their_own():
     assert papers.share_client_cores("") == ("", [""], [""])
 
 
+def test_measurements_without_a_record_come_first():
+    recorded = {"kapao_s local at 93 Mbps", "kapao_s replay at 73 Mbps"}
+    ordered = papers.order_measurements(["kapao_s", "vit_s"], recorded)
+    assert {papers.title_of(*one) for one in ordered[-2:]} == recorded
+    assert ordered[0] == ("kapao_s", "server", "93 Mbps")
+    assert len(set(ordered)) == len(ordered) == 2 * (len(papers.MODES) + 2 + 3 * len(papers.LINK_MODES))
+
+
 @pytest.mark.process
 def test_a_robot_that_does_not_answer_is_a_failed_record_and_is_ended(phase, monkeypatch):
     monkeypatch.setattr(papers, "MOST_S", 0.2)
     monkeypatch.setattr(papers, "SLACK_S", 0.2)
     robot, table = table_with(phase, "import time; time.sleep(60)")
-    table.measure_row("tiny", "93 Mbps", ["local", "server"])
+    for mode in ("local", "server"):
+        table.measure("tiny", mode, "93 Mbps")
     assert robot._process.process.poll() is not None
     assert ["failed" in one for one in phase.records] == [True, True]
 
@@ -65,7 +74,7 @@ def test_a_robot_that_does_not_answer_is_a_failed_record_and_is_ended(phase, mon
 def test_a_row_that_does_not_fit_into_the_time_is_skipped(phase):
     phase.seconds = 0.0
     robot, table = table_with(phase, "import time; time.sleep(60)")
-    table.measure_row("tiny", "93 Mbps", ["local"])
+    table.measure("tiny", "local", "93 Mbps")
     robot.stop()
     assert phase.records[0]["skipped"] == "out of time"
 
@@ -74,7 +83,8 @@ def test_a_row_that_does_not_fit_into_the_time_is_skipped(phase):
 def test_a_mode_that_cannot_run_is_a_failed_record_with_the_reason(phase):
     answer = json.dumps({"ready_s": 1.0, "failed": "it is being traced"})
     robot, table = table_with(phase, f"import sys; [print(n, {answer!r}, flush=True) for n, _ in enumerate(sys.stdin)]")
-    table.measure_row("tiny", "93 Mbps", ["split", "server"])
+    for mode in ("split", "server"):
+        table.measure("tiny", mode, "93 Mbps")
     robot.stop()
     assert [one["failed"] for one in phase.records] == ["it is being traced"] * 2
 
