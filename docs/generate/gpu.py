@@ -148,7 +148,44 @@ def _speed(records: Sequence[Mapping[str, Any]]) -> List[str]:
         *table(rows, own),
         "",
         *table(rows, away),
+        "",
+        *_links(records),
     ]
+
+
+def _links(records: Sequence[Mapping[str, Any]]) -> List[str]:
+    by_name = {one["name"]: one for one in records}
+    rows: List[Dict[str, Any]] = []
+    for one in records:
+        mode_at = one["name"].partition(" replay at ")
+        if not mode_at[2] or "wall" not in one:
+            continue
+        row: Dict[str, Any] = {"model": one["model"], "link": mode_at[2]}
+        for mode, computing in (("replay", "compute_s"), ("server", "server_s")):
+            facts = by_name.get(f"{one['model']} {mode} at {mode_at[2]}", {})
+            if "wall" not in facts:
+                continue
+            row[mode] = facts["wall"]["ms"]
+            row[f"{mode}_transfer"] = 1e3 * (facts["uplink_s"] + facts["downlink_s"])
+            row[f"{mode}_codec"], row[f"{mode}_session"] = 1e3 * facts["codec_s"], 1e3 * facts[computing]
+            parts = (row[f"{mode}_{part}"] for part in ("transfer", "codec", "session"))
+            row[f"{mode}_over"] = row[mode] / sum(parts)
+        if "server" in row:
+            row["over_server"] = row["replay"] / row["server"]
+        rows.append(row)
+    columns: List[Column] = [("network", "model", str), ("link", "link", str)]
+    for mode in ("replay", "server"):
+        columns += [
+            (f"{mode}, ms", mode, s),
+            ("transfer", f"{mode}_transfer", s),
+            ("codec", f"{mode}_codec", s),
+            ("session", f"{mode}_session", s),
+            ("all / their sum", f"{mode}_over", ratio),
+        ]
+    columns.append(("replay / server", "over_server", ratio))
+    if not rows:
+        return []
+    return ["Through an emulated link with a round trip of 2.6 ms. Medians of each part.", "", *table(rows, columns)]
 
 
 def _per(row: Optional[Mapping[str, Any]], key: str, unit: float) -> Optional[float]:
@@ -260,12 +297,23 @@ def _engines(records: Sequence[Mapping[str, Any]]) -> List[str]:
 
 
 def _pool(records: Sequence[Mapping[str, Any]]) -> List[str]:
-    rows = [one for one in records if "equal" in one]
+    rows = [
+        {
+            "name": one["name"], "batch": title.partition(" ")[2], "equal": batch["equal"], "error": f"{batch['error']:.1e}",
+            "undivided": one["undivided"]["ms"], "first": batch["stages"][0]["ms"], "second": batch["stages"][1]["ms"],
+        }
+        for one in records
+        for title, batch in one.items()
+        if title.startswith("batch ")
+    ]  # fmt: skip
     columns: List[Column] = [
         ("network", "name", str),
         ("batch", "batch", str),
-        ("bits of the whole network", "equal", yes),
-        ("off, of the largest value", "off", str),
+        ("undivided, one frame, ms", "undivided", s),
+        ("first stage, ms", "first", s),
+        ("second stage, ms", "second", s),
+        ("bits of the undivided network", "equal", yes),
+        ("largest error, of the largest value", "error", str),
     ]
     return table(rows, columns) if rows else []
 
