@@ -7,7 +7,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Tuple
 
-from edge_offload.errors import EdgeOffloadError
+from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.notices import notify
 
 if TYPE_CHECKING:
@@ -146,19 +146,29 @@ def connect(settings: ExecSettings) -> LinkRemote:
     from edge_offload.device.link_remote import LinkRemote
 
     try:
-        welcome = client.wait_ready(settings.wait_s)
-    except EdgeOffloadError:
-        client.close()
-        raise
-    report_differences(welcome, settings.threads)
-    try:
-        refused = other_operators(client)
+        refused = _open_session(client, time.monotonic() + settings.wait_s)
     except (EdgeOffloadError, FutureTimeout):
         client.close()
         raise
+    report_differences(client.welcome, settings.threads)
     return LinkRemote(
         client, resume_s=settings.resume_s, codec=settings.codec, on_weights=UploadProgress(), refused=refused
     )
+
+
+def _open_session(client: Client, deadline_s: float) -> Dict[str, str]:
+    """Wait for the server and compare operators; a connection that breaks meanwhile is made again until the deadline.
+
+    Returns:
+        What :func:`other_operators` returns; raises as that and :meth:`Client.wait_ready`.
+    """
+    while True:
+        client.wait_ready(max(0.0, deadline_s - time.monotonic()))
+        try:
+            return other_operators(client)
+        except LinkLost:
+            if time.monotonic() >= deadline_s:
+                raise
 
 
 def report_differences(welcome: Mapping[str, Any], threads: int = 0) -> None:
