@@ -12,7 +12,7 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import BadInput
-from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
+from edge_offload_benchmarks.chaos.scenarios import SCENARIOS, list_scenarios
 from edge_offload_benchmarks.chaos.usage import read_usage
 from edge_offload_benchmarks.chaos.verdict import (
     Fault,
@@ -332,3 +332,10 @@ def test_the_real_thing(name, repeat, robot):
     assert judged.passed, judged.failures
     assert judged.figures["results"] > 10
     assert judged.figures.get("two_outstanding") == (0 if robot.turns else None)
+
+
+@pytest.mark.parametrize("mode", ["split", "replay"])
+def test_a_pool_is_harmed_in_mode_server_alone(mode):
+    assert not [name for name in list_scenarios(mode) if name.startswith("pool_")]
+    assert "pool_actor" in list_scenarios("server")
+    assert main(["chaos", "pool_actor", "--mode", mode]) == 1

@@ -218,6 +218,6 @@ SCENARIOS: Dict[str, Scenario] = {
 }
 
 
-def list_scenarios() -> List[str]:
-    """All scenarios."""
-    return list(SCENARIOS)
+def list_scenarios(mode: str) -> List[str]:
+    """Scenarios that a robot in ``mode`` is put through: a pool computes in mode ``server`` alone."""
+    return [name for name, scenario in SCENARIOS.items() if mode == "server" or not scenario.gap_s]

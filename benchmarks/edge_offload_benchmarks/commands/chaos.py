@@ -10,7 +10,8 @@ Each scenario starts a server process, a robot process with a camera and the aut
   frames go to the server again within 2 s after the fault. --carry: p99 from a frame to its result at most a frame
   interval (clock_steps: two). --turns: never two offloads outstanding, and none without a turn.
 
-  edge-offload chaos                          every scenario, three faults each, about 30 s each
+  edge-offload chaos                          every scenario, three faults each, about 30 s each; those of a pool
+                                              in mode server alone
   edge-offload chaos blackhole server_kill    these
   edge-offload chaos reset --repeat 30        many times, to see what leaks
   edge-offload chaos --full --json chaos.json faults of 15 s
@@ -81,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     unknown = [name for name in args.scenario if name not in SCENARIOS]
     if unknown:
-        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(list_scenarios())}")
+        raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(SCENARIOS)}")
+    pooled = [name for name in args.scenario if name not in list_scenarios(args.mode)]
+    if pooled:
+        raise BadInput(f"{pooled[0]} in mode {args.mode}: a pool computes in mode server", remedy="leave out --mode")
     hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
     if not 0 < hold_s <= 600:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
@@ -104,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        for name in args.scenario or list_scenarios():
+        for name in args.scenario or list_scenarios(args.mode):
             if args.resume and any(
                 item["scenario"] == label_scenario(name, args.mode) and item["passed"] for item in earlier
             ):
@@ -133,7 +137,7 @@ def merge_records(earlier: Sequence[Dict[str, Any]], latest: Sequence[Dict[str, 
     from edge_offload_benchmarks.chaos.scenarios import list_scenarios
 
     by_name = {item["scenario"]: item for item in [*earlier, *latest]}
-    order = [label_scenario(name, mode) for mode in MODES for name in list_scenarios()]
+    order = [label_scenario(name, mode) for mode in MODES for name in list_scenarios(mode)]
     return [by_name[name] for name in order if name in by_name]
 
 
