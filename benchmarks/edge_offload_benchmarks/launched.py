@@ -27,7 +27,9 @@ BLOCK_S, RESAMPLED = 5.0, 4000
 #: Beyond lead and measured seconds: start and end of a launch.
 AROUND_S = 240.0
 #: What is held: of the best mode, of the first result and of frames while learning in server; of the truth; a share.
-OF_BEST, FIRST, LEARNING, BANDWIDTH, SHARE = 1.05, 1.2, 1.1, 0.15, 0.9
+OF_BEST, FIRST, LEARNING, BANDWIDTH, SHARE = 1.03, 1.2, 1.1, 0.15, 0.9
+#: Modes that the default is to run in, and how much slower than the best mode held one of them may be.
+PROMISED, SLOWER = ("replay", "split"), 1.08
 
 
 @dataclass(frozen=True)
@@ -184,10 +186,14 @@ def _judge_afterwards(
     means = {row["mode"]: row["mean_s"] for row in rows if row["mode"] != AUTO}
     best = min(means, key=lambda name: means[name])
     after = ratio_between(runs[AUTO], runs[best], lead_s, lead_s + seconds)
-    share = next(row["share"] for row in rows if row["mode"] == AUTO).get(best, 0.0)
+    shares = next(row["share"] for row in rows if row["mode"] == AUTO)
+    held = [ratio_between(runs[mode], runs[best], lead_s, lead_s + seconds) for mode in PROMISED if mode in runs]
+    # a mode that is faster beyond doubt takes their place
+    modes = (best,) if held and all(low >= SLOWER for _, low, _ in held) else PROMISED
+    share = sum(shares.get(mode, 0.0) for mode in modes)
     return [
         (f"mean latency <= {OF_BEST:g} x the best mode held", f"{_format_span(after)} x {best}", after[0] <= OF_BEST),
-        (f">= {SHARE:.0%} of the default's frames in that mode", f"{share:.0%} in {best}", share >= SHARE),
+        (f">= {SHARE:.0%} of the default's frames in {' or '.join(modes)}", f"{share:.0%}", share >= SHARE),
     ]
 
 

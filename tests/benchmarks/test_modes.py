@@ -48,7 +48,7 @@ def run(mode: str, latency_s: float, first_s: float = 5.0, ran: str = "", rate: 
 
 
 def test_launches_are_compared_with_the_best_mode() -> None:
-    latencies = {"auto": 0.208, "local": 0.4, "server": 0.22, "replay": 0.2, "split": 0.3}
+    latencies = {"auto": 0.204, "local": 0.4, "server": 0.22, "replay": 0.2, "split": 0.3}
     runs = {name: [run(name, seconds, ran="replay" if name == "auto" else "") for _ in range(2)]
              for name, seconds in latencies.items()}  # fmt: skip
     record = launched.judge_launches(runs, 10.0, 20.0, {"link": "wifi_93mbps"}, 1.1e6)
@@ -56,10 +56,21 @@ def test_launches_are_compared_with_the_best_mode() -> None:
     assert {bar["name"].split(" <")[0]: bar["met"] for bar in record["bars"]} == dict.fromkeys(
         (bar["name"].split(" <")[0] for bar in record["bars"]), True
     )
-    assert record["bars"][0]["value"] == "1.040 [1.040, 1.040] x replay"
+    assert record["bars"][0]["value"] == "1.020 [1.020, 1.020] x replay"
     runs["auto"] = [run("auto", 0.25, 7.0, "server", 2e6)] * 2
     bars = launched.judge_launches(runs, 10.0, 20.0, {}, 1.1e6)["bars"]
     assert [bar["met"] for bar in bars] == [False, False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(("server_s", "ran", "met"), [
+    (0.18, "server", True), (0.18, "split", False), (0.19, "server", False), (0.19, "split", True)
+])  # fmt: skip
+def test_the_default_runs_in_replay_or_split_unless_another_mode_is_faster(server_s, ran, met) -> None:
+    latencies = {"auto": server_s, "server": server_s, "replay": 0.2, "split": 0.21}
+    runs = {name: [run(name, seconds, ran=ran if name == "auto" else "")] for name, seconds in latencies.items()}
+    bar = launched.judge_launches(runs, 10.0, 20.0, {}, 0.0)["bars"][1]
+    assert bar["met"] is met
+    assert bar["name"].endswith("server" if server_s == 0.18 else "replay or split")
 
 
 def test_launches_without_a_lead_are_compared_with_the_server_while_they_learn() -> None:
