@@ -8,8 +8,6 @@ import signal
 import threading
 from typing import Callable, Optional
 
-_PR_SET_PDEATHSIG = 1
-
 
 def with_parent() -> Optional[Callable[[], None]]:
     """What a child does before its program (``preexec_fn``), so that SIGTERM reaches it when this process has ended.
@@ -25,7 +23,8 @@ def with_parent() -> Optional[Callable[[], None]]:
     parent = os.getpid()
 
     def request_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        # 1: PR_SET_PDEATHSIG
+        prctl(1, int(signal.SIGTERM), 0, 0, 0)
         if os.getppid() != parent:  # it has ended meanwhile
             os._exit(0)
 

@@ -41,7 +41,6 @@ _WITHOUT_EFFECT = (
     "_accelerator_emptyHostCache",
 )  # fmt: skip
 _DRIVER_NAME = re.compile("_((cuda|nccl|gds)_[a-z]|graph_pool_handle)")
-_CPU = 1  # as DLPack numbers it
 _Statistic = Dict[str, int]
 
 
@@ -301,7 +300,8 @@ def _refuse_memory() -> None:
 def _checked_export(export: Callable[..., Any]) -> Callable[..., Any]:
     def checked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         target = kwargs.get("dl_device")
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and (target is None or int(target[0]) != _CPU):
+        # 1: the CPU, as DLPack numbers devices
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and (target is None or int(target[0]) != 1):
             cause = "a tensor of the virtual device cannot be exported by DLPack"
             raise Unsupported(cause, remedy=f"{_COPY} (edge_offload)")
         return export(tensor, *args, **kwargs)

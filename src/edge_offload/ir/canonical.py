@@ -18,7 +18,6 @@ from edge_offload.ir.operators import Arg, Operator, Ref, Symbol
 from edge_offload.ir.sequence import OperatorSequence
 from edge_offload.ir.values import Value, contiguous_strides
 
-HASH_BYTES = 16
 _PREFIX = b"edge-offload sequence 1\n"
 
 
@@ -91,7 +90,7 @@ def canonical_bytes(sequence: OperatorSequence) -> bytes:
 
 def sequence_hash(sequence: OperatorSequence) -> str:
     """32 hexadecimal digits: BLAKE2b-128 of :func:`canonical_bytes`. Weights take part through their digests."""
-    return hashlib.blake2b(canonical_bytes(sequence), digest_size=HASH_BYTES).hexdigest()
+    return hashlib.blake2b(canonical_bytes(sequence), digest_size=16).hexdigest()
 
 
 def _write_operator(parts: List[bytes], operator: Operator) -> None:

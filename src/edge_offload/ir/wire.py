@@ -20,7 +20,6 @@ from edge_offload.ir.values import MAX_RANK, Kind, Value
 FORMAT = 1
 _KEYS = {"format", "values", "inputs", "constants", "operators", "outputs", "live_outs", "rebinds"}
 _INT64 = range(-(2**63), 2**63)
-_MAX_TEXT = 4096  # bytes of one string
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def decode(data: bytes, limits: Optional[SequenceLimits] = None) -> OperatorSequ
     try:
         document = msgpack.unpackb(
             data, raw=False, strict_map_key=True, use_list=True,
-            max_str_len=_MAX_TEXT, max_bin_len=64, max_array_len=max_items, max_map_len=16, max_ext_len=0,
+            max_str_len=4096, max_bin_len=64, max_array_len=max_items, max_map_len=16, max_ext_len=0,
         )  # fmt: skip
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         _refuse(f"not msgpack within the limits ({type(error).__name__}: {error})")

@@ -19,8 +19,6 @@ FILE_NAME = "vtest.avi"
 SHA256 = "45cddc9490be69345cbdab64ca583be65987e864ca408038e648db99e10516cf"
 """Of the file in opencv-doc 4.6.0: 768×576 pixels, 795 frames, 10 frames a second."""
 
-_WHOLE = 0.9
-"""Share of the frames that a whole video has at least: some containers give the number by the mean rate."""
 
 INSTALLED = pathlib.Path("/usr/share/doc/opencv-doc/examples/data") / FILE_NAME
 
@@ -99,7 +97,8 @@ class Video:
 
 def shortfall(path: Union[str, pathlib.Path], read: int, declared: int) -> str:
     """What a video that was cut off lacks, in words; empty where ``read`` frames are about what it ``declared``."""
-    if read >= _WHOLE * declared:
+    # some containers give the number by the mean rate
+    if read >= 0.9 * declared:
         return ""
     return f"{path}: {read} of {declared} frames can be read; copy it again from its source"
 

@@ -9,12 +9,9 @@ from typing import Dict, Mapping, Protocol
 from edge_offload.mode import Mode
 
 MAX_AMPERE_HOURS = 1000.0
-MAX_VOLTS = 1000.0
-"""More is in thousandths (mAh, mV), or nonsense: not known."""
+"""More is in thousandths (mAh), or nonsense: not known."""
 _PER_CENT_FROM = 2.0
 """No share is so large: from there on the driver writes per cent."""
-_FULLER = 1.1
-"""A good battery may hold so much more than its data sheet says."""
 
 
 class FrameCost(Protocol):
@@ -52,11 +49,13 @@ class Battery:
         full = next((value for value in (capacity, design_capacity) if 0 < value <= MAX_AMPERE_HOURS), math.nan)
         marked = any(math.isnan(value) for value in (charge, capacity, design_capacity, voltage))
         # drivers that do not write nan leave 0 in what they do not measure
-        charge = charge if 0 < charge <= min(MAX_AMPERE_HOURS, full * _FULLER if full > 0 else math.inf) else math.nan
+        # a good battery may hold 10 % more than its data sheet says
+        charge = charge if 0 < charge <= min(MAX_AMPERE_HOURS, full * 1.1 if full > 0 else math.inf) else math.nan
         charged = min(charge / full, 1.0)
         share = _share(percentage, charged, percent, zero=marked)
         left = charge if math.isfinite(charge) else share * full
-        watt_hours = left * voltage if 0 < voltage <= MAX_VOLTS else math.nan
+        # more is in thousandths (mV), or nonsense: not known
+        watt_hours = left * voltage if 0 < voltage <= 1000.0 else math.nan
         return Battery(share, watt_hours)
 
     def hours(self, forecasts: Mapping[Mode, FrameCost]) -> Dict[Mode, float]:

@@ -15,8 +15,6 @@ from edge_offload.protocol.messages import Answer, DeviceMessage
 from edge_offload.protocol.remote import Remote, SessionEnded
 from edge_offload.replay.definitions import Definitions
 
-#: Messages with no answer awaited; each may carry the uploads of one segment.
-MAX_OUTSTANDING = 3
 #: More than there are: all of an answer.
 ALL = 1 << 62
 
@@ -148,7 +146,8 @@ class Exchange:
     def await_later(self, future: PendingAnswer) -> None:
         """The answer says nothing but that one step was run; it is awaited when there are too many such."""
         self._outstanding.append(future)
-        while len(self._outstanding) > MAX_OUTSTANDING:
+        # messages with no answer awaited; each may carry the uploads of one segment
+        while len(self._outstanding) > 3:
             outcome_of(self.await_answer(self._outstanding.popleft()), 1)
 
     def await_outstanding(self, blocked: bool = True) -> None:

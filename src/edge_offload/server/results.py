@@ -14,9 +14,6 @@ from edge_offload.errors import EdgeOffloadError, ProtocolError
 from edge_offload.execute.tensors import MAX_REPORT_BYTES, check_descriptors, unpack_tensors
 from edge_offload.mode import Mode, parse_mode
 
-#: Results that wait for slow watchers; older ones are dropped.
-MAX_WAITING = 16
-
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +47,8 @@ class ResultFeed:
 
     def __init__(self) -> None:
         self._watchers: List[Watcher] = []
-        self._waiting: Deque[Callable[[], ServerFrameResult]] = deque(maxlen=MAX_WAITING)
+        # older results that wait for slow watchers are dropped
+        self._waiting: Deque[Callable[[], ServerFrameResult]] = deque(maxlen=16)
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._call_watchers, name="edge-offload-results", daemon=True)

@@ -21,7 +21,6 @@ from edge_offload.errors import Unsupported, in_words
 #: Bytes that all entries may take together.
 MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
-_MOST_HEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _read_entry(path: pathlib.Path) -> Optional[EngineEntry]:
         facts = os.fstat(descriptor)
         if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077:
             return _delete_invalid(path)
-        stated, head, built = stream.readline(_MOST_HEAD), stream.readline(_MOST_HEAD), stream.read()
+        stated, head, built = stream.readline(4096), stream.readline(4096), stream.read()
     digest = hashlib.sha256(head)
     digest.update(built)
     if digest.hexdigest().encode() + b"\n" != stated:

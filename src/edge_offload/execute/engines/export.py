@@ -23,8 +23,6 @@ from edge_offload.execute.tensors import Specs
 from edge_offload.memory import flat_bytes
 
 OPSET = 17
-#: torch.export knows no lower one.
-DYNAMO_OPSET = 18
 #: Where Python branches on sizes alone: torch's functions and its assertions, and our own networks.
 _SIZE_CHECKS = (
     torch.nn.functional.__file__,
@@ -127,9 +125,10 @@ def _export_script(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> byte
 
 
 def _by_dynamo(network: nn.Module, inputs: Tuple[torch.Tensor, ...]) -> bytes:
+    # torch.export knows no lower opset
     program: Any = torch.onnx.export(
         # parameters stand for something else while it is traced
-        copy.deepcopy(network), inputs, dynamo=True, verbose=False, opset_version=DYNAMO_OPSET,
+        copy.deepcopy(network), inputs, dynamo=True, verbose=False, opset_version=18,
         input_names=_input_names(inputs),
     )  # fmt: skip
     document: bytes = program.model_proto.SerializeToString()

@@ -15,8 +15,6 @@ from edge_offload.execute.engines.export import input_position
 
 #: Release from which on tensors have names (JetPack 5.1).
 OLDEST = (8, 5)
-#: Release from which on a network's own types are the precision, and there is no flag.
-TYPED = 11
 #: TensorRT's names of types; ``trt.nptype`` of 8.5 uses a name that numpy has dropped.
 _DTYPES: Dict[str, np.dtype[Any]] = {
     "FLOAT": np.dtype(np.float32), "HALF": np.dtype(np.float16), "INT8": np.dtype(np.int8),
@@ -189,7 +187,8 @@ def numpy_type(dtype: Any) -> np.dtype[Any]:
 
 def _has_flag(trt: Any, name: str) -> bool:
     release = _parse_release(trt.__version__)
-    return hasattr(trt.BuilderFlag, name) and (release is None or release < (TYPED,))
+    # from release 11 on a network's own types are the precision, and there is no flag
+    return hasattr(trt.BuilderFlag, name) and (release is None or release < (11,))
 
 
 def _parse_release(text: str) -> Optional[Tuple[int, ...]]:

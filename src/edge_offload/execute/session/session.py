@@ -25,9 +25,6 @@ from edge_offload.ir.trace.keys import calls_in, unpack_codes
 from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome, StepSignature
 from edge_offload.ir.trace.storage import StorageBuffer
 
-#: So often is one segment compiled: one whose operands keep changing is run call by call.
-MAX_PROGRAMS = 4
-
 
 @dataclass
 class _Compiled:
@@ -134,7 +131,8 @@ class DeviceSession(Storages):
         compiled = self._compiled.setdefault(segment, _Compiled())
         if compiled.program is not None and compiled.made_for == like:
             return compiled.program
-        if compiled.seen != like or compiled.times >= MAX_PROGRAMS:
+        # a segment whose operands keep changing is run call by call
+        if compiled.seen != like or compiled.times >= 4:
             compiled.seen = like
             return None
         compiled.times += 1

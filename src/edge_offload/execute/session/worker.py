@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from edge_offload.ir.trace.calls import Buffer
     from edge_offload.protocol.channel import Channel
 
-#: What torch and its kernels need besides tensors.
-OVERHEAD_BYTES = 4 << 30
-#: Seconds between two complete garbage collections: some milliseconds each, whatever the rate of messages.
-FULL_COLLECTION_S = 30.0
-
 
 def import_all() -> None:
     """Imports what takes a second or two of a processor, at the lowest priority."""
@@ -98,7 +93,8 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
             devices.select_device(torch.device(args.device))
             session = make_session(args)
             if args.device == "cpu":
-                bound_memory(args.storage_bytes + OVERHEAD_BYTES)
+                # torch and its kernels need 4 GiB besides tensors
+                bound_memory(args.storage_bytes + (4 << 30))
             devices.fix_kernel_choice(session.device)
             facts = devices.device_facts(session.device, args.storage_bytes)
     except LinkLost:
@@ -113,7 +109,8 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
     gc.disable()
     complete_s = time.monotonic()
     while True:
-        complete = time.monotonic() - complete_s >= FULL_COLLECTION_S
+        # a complete collection takes some milliseconds, whatever the rate of messages
+        complete = time.monotonic() - complete_s >= 30.0
         gc.collect(2 if complete else 0)
         if complete:
             complete_s = time.monotonic()

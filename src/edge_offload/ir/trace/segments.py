@@ -10,9 +10,6 @@ import torch
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.ir.trace.calls import BoundOperator, Buffer
 
-#: Characters of an operator's error that are reported.
-MAX_ERROR_CHARACTERS = 10_000
-
 
 class CallFailed(EdgeOffloadError):
     """An operator raised: carries its name, and the type and text of what it raised."""
@@ -20,7 +17,7 @@ class CallFailed(EdgeOffloadError):
     def __init__(self, operator: str, error: BaseException) -> None:
         self.operator = operator
         self.kind = type(error).__name__
-        self.text = str(error)[:MAX_ERROR_CHARACTERS]
+        self.text = str(error)[:10_000]
         if isinstance(error, MemoryError) or "DefaultCPUAllocator" in self.text:  # it has no error of its own for that
             self.kind = torch.cuda.OutOfMemoryError.__name__
             self.text = f"CUDA out of memory. {self.text} (edge_offload)"

@@ -20,13 +20,9 @@ from edge_offload.link.codecs.payload import Buffer, bytes_of
 KINDS = ("", "lz4", "zstd")
 """Names of the compressors; '' stores the bytes as they are."""
 
-ZSTD_LEVEL = 1  # the fastest level that still codes literals by Huffman
 # Residuals of images have few useful matches, so a tiny hash table leaves more to the Huffman stage. On a video frame
 # that compresses more than the defaults of level 1 (3.09x instead of 2.93x), and faster (345 instead of 247 MB/s).
 _RESIDUAL = {"window_log": 17, "hash_log": 6, "chain_log": 6, "min_match": 7, "target_length": 0, "strategy": 1}
-_LZ4_LIMIT = 0x7E000000  # LZ4_MAX_INPUT_SIZE
-_LZ4_EXPANSION = 255  # a length byte adds at most 255 bytes of output
-_ZSTD_BLOCK = 128 * 1024  # one zstd block (3 header bytes and more) makes at most this much
 
 _local = threading.local()  # (de)compressor contexts must not be shared between threads
 
@@ -46,7 +42,8 @@ def compress(kind: str, data: Any, residual: bool = False) -> Buffer:
         coded: bytes = _zstd_compressor(residual).compress(data)
         return coded
     if kind == "lz4":
-        if memoryview(data).nbytes > _LZ4_LIMIT:
+        # LZ4_MAX_INPUT_SIZE
+        if memoryview(data).nbytes > 0x7E000000:
             raise BadInput("lz4 codes at most 2 GB at once", remedy="use zstd")
         coded = lz4.block.compress(data, store_size=False)
         return coded
@@ -57,7 +54,8 @@ def _zstd_compressor(residual: bool) -> Any:
     name = "residual_compressor" if residual else "compressor"
     compressor = getattr(_local, name, None)
     if compressor is None:
-        parameters = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, **(_RESIDUAL if residual else {}))
+        # 1: the fastest level that still codes literals by Huffman
+        parameters = zstandard.ZstdCompressionParameters.from_level(1, **(_RESIDUAL if residual else {}))
         compressor = zstandard.ZstdCompressor(compression_params=parameters)
         setattr(_local, name, compressor)
     return compressor
@@ -73,7 +71,8 @@ def expand(kind: str, coded: memoryview, size: int) -> Buffer:
         if kind == "zstd":
             return _expand_zstd(coded, size)
         if kind == "lz4":
-            if size > _LZ4_EXPANSION * max(coded.nbytes, 1):
+            # a length byte adds at most 255 bytes of output
+            if size > 255 * max(coded.nbytes, 1):
                 raise ProtocolError(f"lz4: {coded.nbytes} bytes cannot hold {size}")
             plain: Buffer = lz4.block.decompress(coded, uncompressed_size=size) if size else b""
         else:
@@ -90,7 +89,8 @@ def _expand_zstd(coded: memoryview, size: int) -> Buffer:
     claimed = zstandard.get_frame_parameters(coded).content_size
     if claimed != size:
         raise ProtocolError(f"zstd payload claims {claimed} bytes instead of {size}")
-    if size > (coded.nbytes // 3 + 1) * _ZSTD_BLOCK:
+    # one zstd block (3 header bytes and more) makes at most 128 KiB
+    if size > (coded.nbytes // 3 + 1) * (128 * 1024):
         raise ProtocolError(f"zstd: {coded.nbytes} bytes cannot hold {size}")
     decompressor = getattr(_local, "decompressor", None)
     if decompressor is None:

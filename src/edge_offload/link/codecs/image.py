@@ -15,7 +15,6 @@ from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, bytes_of, take_int
 
 _LEAST_SIDE = 4  # pixels; anything smaller is not worth predicting
-_SAMPLE_ROWS = 32
 
 
 def stack_frame(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
@@ -49,7 +48,7 @@ def with_colour(data: Array, frame: Frame) -> Frame:
         else (frame.images, 3, frame.height, frame.width)
     )
     axis = 1 if frame.interleaved else 2
-    rows = min(frame.height, _SAMPLE_ROWS)
+    rows = min(frame.height, 32)
     first = (frame.height - rows) // 2
     middle = np.ascontiguousarray(data.reshape(stack)[:1].take(range(first, first + rows), axis=axis))
     part = Frame(1, 3, rows, frame.width, frame.interleaved, frame.predictor, False)

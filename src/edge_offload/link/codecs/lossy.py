@@ -14,8 +14,6 @@ from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, one_part, take_int
 
-DEFAULT_QUALITY = 90
-
 
 def _encode_fp16(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     if not _suits_fp16(array.dtype, array.shape):
@@ -40,7 +38,7 @@ def _encode_jpeg(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
     frame = image.stack_frame(array.shape, NONE)
     if frame is None or not _suits_jpeg(array.dtype, array.shape):
         raise NotApplicable(f"jpeg takes one uint8 image of 1 or 3 channels, not {array.dtype.name} {array.shape}")
-    quality = options.get("quality", DEFAULT_QUALITY)
+    quality = options.get("quality", 90)
     if type(quality) is not int or not 1 <= quality <= 100:
         raise BadInput(f"JPEG quality {quality!r}", remedy="give an integer in 1..100")
     if frame.interleaved:

@@ -16,7 +16,6 @@ from edge_offload.link.codecs.payload import Buffer, Header, array_from, take_in
 
 MOST_VALUES = 16
 _MOST_LEVELS = 6
-_WORTH_A_LEVEL = 64  # bytes of mask; below that another level costs more than it saves
 
 
 def _bits_per_element(values: int) -> int:
@@ -99,7 +98,8 @@ def _encode_sparse(array: Array, kind: str, options: Mapping[str, Any]) -> Coded
     parts: List[Buffer] = [compressors.compress(kind, shuffle_bytes(flat[occupied]))]
     mask = np.packbits(occupied, bitorder="little")
     levels = 0
-    while levels < _MOST_LEVELS and mask.size >= _WORTH_A_LEVEL:
+    # below 64 bytes of mask another level costs more than it saves
+    while levels < _MOST_LEVELS and mask.size >= 64:
         occupied = mask != 0
         if 4 * int(np.count_nonzero(occupied)) > 3 * mask.size:
             break

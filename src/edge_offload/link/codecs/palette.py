@@ -18,7 +18,6 @@ from edge_offload.link.codecs.kernels.portable import GRADIENT, NONE, PALETTE_LI
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, take_int
 
-_PICTURE = 32  # from this many values on the indices are taken for a picture, below for labels
 _KEYS = {"layout", "interleaved", "colour", "picture", "counts"}
 
 
@@ -44,7 +43,8 @@ def _encode(array: Array, kind: str, options: Mapping[str, Any]) -> Coded:
         raise NotApplicable(f"a channel holds more than {PALETTE_LIMIT} distinct values")
     index, values = palette
     counts = [len(channel) for channel in values]
-    predictor = frame.predictor if max(counts) >= _PICTURE else NONE
+    # from 32 values on the indices are taken for a picture, below for labels
+    predictor = frame.predictor if max(counts) >= 32 else NONE
     frame = Frame(frame.images, frame.channels, frame.height, frame.width, frame.interleaved, predictor, False)
     params, parts = image.encode_frame(index, frame, kind)
     params.update(picture=int(predictor == GRADIENT), counts=counts)

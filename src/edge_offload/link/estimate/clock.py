@@ -13,8 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Deque, Optional, Tuple
 
-# two clocks, each within 100 parts per million of true time, uncorrected (the monotonic clock may be slewed on top)
-MAX_DRIFT = 3e-4
 WINDOW_S = 30.0
 WARN_S = 0.05
 
@@ -56,7 +54,8 @@ class ClockReading:
 class PeerClock:
     """Collects exchanges and keeps :attr:`reading` up to date. One thread samples; any thread may read."""
 
-    def __init__(self, max_drift: float = MAX_DRIFT, window_s: float = WINDOW_S) -> None:
+    # two clocks, each within 100 ppm of true time; the monotonic clock may be slewed on top
+    def __init__(self, max_drift: float = 3e-4, window_s: float = WINDOW_S) -> None:
         self.reading = ClockReading()
         self._max_drift = max_drift
         self._window_s = window_s

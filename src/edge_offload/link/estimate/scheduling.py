@@ -21,14 +21,10 @@ from typing import Any, Dict, List, Optional, Tuple
 MOVERS = "ZMQbg/IO"
 #: Seconds between two looks at the kernel's counts, at least; a look takes some 50 us.
 SAMPLE_S = 4e-3
-#: Seconds between two looks at what a hypervisor took away, which is counted in steps of 10 ms.
-STEAL_SAMPLE_S = 0.1
 #: Seconds of looks that are kept.
 HISTORY_S = 6.0
 #: Of the machine's line in ``/proc/stat``: what a hypervisor took away, in steps of 10 ms.
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
-#: Seconds over which the wait for a turn is averaged.
-TYPICAL_S = 3.0
 #: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
 WAITED = "_waited"
 #: From this delay of a wake-up on (seconds) a machine is called busy.
@@ -55,7 +51,8 @@ class Waits:
             if seconds < before_s or turns < before:
                 samples.clear()  # another process counts from the beginning
             else:
-                fade = math.exp((since_s - now) / TYPICAL_S)
+                # the wait for a turn is averaged over 3 s
+                fade = math.exp((since_s - now) / 3.0)
                 mean_s, mean = self._mean
                 self._mean = (fade * mean_s + seconds - before_s, fade * mean + turns - before)
         if samples and now - samples[0][0] > 2 * HISTORY_S:
@@ -134,7 +131,8 @@ class ThreadCounts:
                 self._seconds += max(0, count[0] - before[0]) / 1e9
                 self._turns += max(0, count[1] - before[1])
                 self._threads[thread] = count
-        if self._threads and now - self._steal_looked_s >= STEAL_SAMPLE_S:
+        # a hypervisor counts what it took away in steps of 10 ms
+        if self._threads and now - self._steal_looked_s >= 0.1:
             self._steal_looked_s = now
             stolen = _STEAL.match(_read_text(self._machine) or "")
             if stolen:

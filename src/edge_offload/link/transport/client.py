@@ -35,9 +35,6 @@ from edge_offload.link.transport.messages import DEFAULT_LIMITS, Limits, Message
 from edge_offload.link.transport.redial import Dialling, Redial
 from edge_offload.link.transport.replies import Item, LinkState, LinkStatus, OnPart, WaitingRequests
 
-#: How long answers are waited for before a server is left for another one.
-LEAVE_S = 1.0
-
 
 class Keeper:
     """Keeps a connection up, on a thread of its own, which owns the sockets.
@@ -283,7 +280,8 @@ class Client:
         if not self._fronts.several:
             return False
         if self._status.leaving is None and self.state is LinkState.READY:
-            self._status.leaving = (time.monotonic() + LEAVE_S, reason)
+            # answers are waited for so long before a server is left for another one
+            self._status.leaving = (time.monotonic() + 1.0, reason)
             self._keeper.wakeup.wake()
         return True
 

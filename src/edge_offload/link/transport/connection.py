@@ -33,8 +33,6 @@ __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "T
 rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
-# what a ZMTP 3 peer sends before anything else
-GREETING_BYTES = 64
 #: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
 UPLOAD_SAMPLE_S, UPLOAD_S = 4e-3, 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
@@ -391,7 +389,8 @@ class Dialled:
                 )
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL):
                 counters = self._read_counters()
-                greeted = counters is not None and counters.received >= GREETING_BYTES
+                # a ZMTP 3 peer sends 64 bytes before anything else
+                greeted = counters is not None and counters.received >= 64
                 raise ConnectionLost("the handshake broke off", hung_up=greeted)
             elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._tcp is not None:
                 self._tcp.release_counters()

@@ -17,8 +17,6 @@ from edge_offload.link.transport.terms import ConnectionLost, Timings
 
 #: Between the end of one attempt to connect and the next (seconds).
 LEAST_PAUSE_S = 0.05
-#: A connection that stood for so long is dialled once more before another server is.
-STOOD_S = 1.0
 #: A first attempt after a connection waits for this many round trips, and so many seconds at least: where its first
 #: packet is lost, the kernel sends that again only after a second (``bench levels``: moved, back).
 CONNECT_ROUND_TRIPS, LEAST_CONNECT_S = 3.0, 0.1
@@ -71,7 +69,8 @@ class Redial:
         if isinstance(error, ConnectionLost):
             self._hang_ups[address] = self._hang_ups[address] + 1 if error.hung_up else 0
             refused = error.refused if self._hang_ups[address] < 2 else _other_key(address)
-            broke = ready and not error.over and time.monotonic() - dialled_s > STOOD_S
+            # a connection that stood for a second is dialled once more before another server is
+            broke = ready and not error.over and time.monotonic() - dialled_s > 1.0
             reason = str(refused) if refused is not None else error.reason
             at_once = error.moved
         else:

@@ -16,8 +16,6 @@ from edge_offload.nodes.common.convert import cloud_to_points
 from edge_offload.perception.scene.scans import AUTO, read_scan, scan_files
 
 WORLDS = ("street", "room")
-WALK_S = 20.0
-"""People walk for so long in one direction, then back."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +135,8 @@ class WorldSweeps:
     def _sweep_at(self, number: int) -> Sweep:
         passed = number * self._period_s
         # people who walked on for ever would leave the street
-        walked = WALK_S - abs(passed % (2 * WALK_S) - WALK_S)
+        # people walk for 20 s in one direction, then back
+        walked = 20.0 - abs(passed % (2 * 20.0) - 20.0)
         if self._room is not None:
             pose, world = SensorPose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
         else:

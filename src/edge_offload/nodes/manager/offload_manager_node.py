@@ -78,12 +78,6 @@ from edge_offload.power.thermal import HeatGuard, hottest_celsius
 from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode
 from edge_offload_msgs.srv import SetMode, SetModeResponse
 
-#: Seconds between two looks at the temperature.
-TEMPERATURE_S = 1.0
-
-#: Seconds of silence of a battery that are too long.
-BATTERY_S = 30.0
-
 _FIRST_REASON = "no forecast yet"
 
 
@@ -169,7 +163,7 @@ class OffloadManagerNode(Node):
         self._turns = TurnGiving(self, rules, self._on_turn_taken)
         self._apply_values(self._values)
         self._server = reconfigure.serve(self.knobs, self._values, self._apply_values)
-        self._battery_news = await_topic("battery", BatteryState, "battery state", "check its driver", BATTERY_S)
+        self._battery_news = await_topic("battery", BatteryState, "battery state", "check its driver", 30.0)
         self.health.watch("battery", self._check_battery)
         self._batteries = rospy.Subscriber("battery", BatteryState, self.callback(self._on_battery), queue_size=4)
         rospy.Subscriber("offload/bandwidth", Bandwidth, self.callback(self._on_bandwidth), queue_size=4)
@@ -279,7 +273,7 @@ class OffloadManagerNode(Node):
     def _frame_budget(self) -> float:
         """W that a frame may draw now; inf if there is no bound."""
         now = time.monotonic()
-        if now - self._temperature[1] >= TEMPERATURE_S:
+        if now - self._temperature[1] >= 1.0:
             self._temperature = (hottest_celsius(), now)
         celsius, _ = self._temperature
         budget = float(self._values["power_budget"] or math.inf)

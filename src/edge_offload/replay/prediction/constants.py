@@ -15,8 +15,6 @@ from typing import Dict, Optional, Tuple
 
 #: Times in a row that uploads have to be the same.
 SAME_TIMES = 4
-#: Times that other steps have to have begun an inference in between.
-INFERENCES = 2
 #: So many are told apart.
 MAX_STEPS = 128
 
@@ -52,7 +50,8 @@ class ConstantUploads:
     def is_expected(self, signature: int) -> bool:
         """True if a step of ``signature``, after a read, will probably upload what it has always uploaded."""
         step = self._steps.get(signature)
-        if step is None or step.same < SAME_TIMES or step.begun < INFERENCES or step.streak >= 2 * step.longest:
+        # other steps have to have begun two inferences in between
+        if step is None or step.same < SAME_TIMES or step.begun < 2 or step.streak >= 2 * step.longest:
             return False
         other = self._steps.get(step.by) if step.by is not None else None
         return other is not None and (other.same < SAME_TIMES or 2 * other.count <= step.count)

@@ -17,8 +17,6 @@ from typing import Any, Set
 from edge_offload import requirements
 from edge_offload.errors import BadInput, Unsupported
 
-#: Validity of certificates (days), and the remaining days at which a machine's is renewed.
-VALID_DAYS, RENEW_DAYS = 3650, 30
 FILES = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 
 
@@ -70,7 +68,7 @@ def _is_valid(folder: pathlib.Path) -> bool:
     utc = datetime.timezone.utc
     end = getattr(certificate, "not_valid_after_utc", None) or certificate.not_valid_after.replace(tzinfo=utc)
     remaining = end - datetime.datetime.now(utc)
-    return (folder / "tls.key").exists() and covered >= list_addresses() and remaining.days >= RENEW_DAYS
+    return (folder / "tls.key").exists() and covered >= list_addresses() and remaining.days >= 30
 
 
 def _check_clock(folder: pathlib.Path) -> None:
@@ -153,7 +151,7 @@ def _make_builder(subject: Any, issuer: Any, key: Any) -> Any:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks are apart
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(now + datetime.timedelta(days=3650))
     )
 
 

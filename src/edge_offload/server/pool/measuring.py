@@ -16,8 +16,6 @@ from edge_offload.server.pool.stages import BatchedNetwork, Cuts, StageRunner, a
 
 #: Blocks of a network.
 BLOCKS = 10
-#: Distance of a cut from its ideal place, as a share of a block's time, if less is alive there.
-CUT_TOLERANCE = 0.45
 #: Runs per median.
 REPEATS = 5
 
@@ -52,10 +50,9 @@ def cut_network(network: BatchedNetwork, blocks: int = BLOCKS) -> Cuts:
     bounds = [0]
     for block in range(1, blocks):
         place = block * block_s
+        # a cut may be nearly half a block from its ideal place, if less is alive there
         candidates = [
-            at
-            for at in range(bounds[-1] + 1, len(sequence))
-            if abs(float(ends[at - 1]) - place) <= CUT_TOLERANCE * block_s
+            at for at in range(bounds[-1] + 1, len(sequence)) if abs(float(ends[at - 1]) - place) <= 0.45 * block_s
         ]
         if candidates:
             bounds.append(min(candidates, key=lambda at: (sizes[at], abs(float(ends[at - 1]) - place))))

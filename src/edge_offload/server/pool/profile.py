@@ -20,8 +20,6 @@ LATENCIES, CUTS = "block_latency_us.csv", "cut_bytes.csv"
 _LATENCY_COLUMNS = ("dnn", "gpu", "vgpu_denom", "block", "batch", "latency_us")
 _CUT_COLUMNS = ("dnn", "cut_after_block", "bytes_batch1")
 MAX_ROWS = 1_000_000
-#: Least time of a block: a clock cannot resolve less (seconds).
-LEAST_BLOCK_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,8 @@ def load_profiles(folder: pathlib.Path) -> Dict[str, BlockProfile]:
         table = latencies.setdefault(row["dnn"], {}).setdefault((row["gpu"], parts), {})
         if (block, batch) in table:
             raise BadInput(f"{place}: block {block}, batch {batch} is there twice")
-        table[block, batch] = max(latency_us / 1e6, LEAST_BLOCK_S)
+        # a clock cannot resolve less than a microsecond
+        table[block, batch] = max(latency_us / 1e6, 1e-6)
     cuts: Dict[str, Dict[int, float]] = {}
     for row in _read_rows(folder / CUTS, _CUT_COLUMNS):
         place = f"{CUTS}: {row['dnn']}"

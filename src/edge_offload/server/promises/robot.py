@@ -13,20 +13,11 @@ from edge_offload.server.promises.settings import choose_settings
 #: A promise holds on average over about this many seconds. A lower drop before permits this many times the difference
 #: now, but a plan deviates by at most half a bound.
 MEMORY_S, SPARE_GAIN, MOST_SPARE = 10.0, 2.0, 0.5
-#: Plans aim at this share of the bound, since links are uneven.
-PLANNED = 0.965
 #: Noisy results make sessions differ: their means over 20 s are within this share of the noise. Plans aim lower by as
 #: much, but at no less than this share of the bound.
 NOISE_SHARE, LEAST_SHARE = 0.21, 0.71
 #: The mean over 5 s exceeds so many bounds in at most 5 % of cases: it is within this share of the noise.
 WINDOW_BOUNDS, WINDOW_NOISE, LEAST_WINDOW_SHARE = 1.5, 0.5, 0.51
-#: A frame later than its estimate moves the estimate by the first share, an earlier one by the second: the estimate is
-#: the time by which nearly all frames have arrived.
-_LATER, _EARLIER = 0.3, 0.01
-#: Weight of a frame in the mean error of that estimate.
-_CLOCK_SHARE = 0.05
-#: Weight of a plan in the mean margin (planned minus real drop), and the margin's limit in bounds.
-_MARGIN_SHARE, _MOST_MARGIN = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,8 @@ class Rules:
     # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
     horizon_s: float = 2.0
     most_spare: float = MOST_SPARE
-    planned: float = PLANNED
+    # plans aim at this share of the bound, since links are uneven
+    planned: float = 0.965
     fixed_intervals: bool = False
     caution: float = 1.0
 
@@ -108,7 +100,7 @@ class Robot:
     @property
     def usual_spare(self) -> float:
         """Drop beyond its bound that a plan may cost it in the long run."""
-        return min(max(self.margin, 0.0), _MOST_MARGIN * self.client.wish.bound)
+        return min(max(self.margin, 0.0), 0.1 * self.client.wish.bound)
 
     def record_use(self, frame: int, begin: int, latencies: Latencies) -> None:
         """Record that a result for ``frame`` is used from the frame ``begin`` on."""
@@ -131,8 +123,9 @@ class Robot:
             self.clock_error = None
         else:
             before = late if self.clock_error is None else self.clock_error
-            self.clock_error = before + _CLOCK_SHARE * (late - before)
-            self.arrival += (_LATER if late > 0 else _EARLIER) * late
+            self.clock_error = before + 0.05 * (late - before)
+            # a late frame moves it more: it is the time by which nearly all frames have arrived
+            self.arrival += (0.3 if late > 0 else 0.01) * late
 
     def capture_time(self, frame: int) -> float:
         """Return the estimated capture time of a frame."""
@@ -146,7 +139,7 @@ class Robot:
         self.interval = interval
         if self.mean is None:
             self.mean = drop
-        self.margin += _MARGIN_SHARE * (drop - self.mean - self.margin)
+        self.margin += 0.05 * (drop - self.mean - self.margin)
 
     def mark_planned(self, frame: int) -> None:
         """Record that a frame is in a batch."""

@@ -15,8 +15,6 @@ MAX_INTERVAL = 60
 _NEAR = 1e-9
 #: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
 _NEARLY_ALL, _FAR = 1.645, 4.0
-#: Newton's steps to an interval.
-_NEWTON_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,8 @@ class Wish:
             return min(float(MAX_INTERVAL), 2 * most / self.slope)
         # the drop is concave in the interval: from the left, Newton's steps stay on the left
         interval = 1.0
-        for _ in range(_NEWTON_STEPS):
+        # steps of Newton's method
+        for _ in range(6):
             unsettled = self._unsettled(age, interval)
             over = self.slope * interval / 2 - self.flicker * unsettled - most
             begin = math.exp(-(age - 0.5 + interval) / self.settle)

@@ -12,8 +12,6 @@ from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.settings import Wish
 
 _NEAR = 1e-9
-#: Time constant (frames) of a flicker that is lost at once.
-_AT_ONCE = 1e-300
 
 
 class Staleness:
@@ -31,8 +29,9 @@ class Staleness:
     ) -> None:
         self._wishes, self._latencies = wishes, latencies
         self._fresh = np.array(fresh or [False] * len(wishes))
+        # 1e-300: a flicker that is lost at once
         facts = [
-            (wish.slope, wish.flicker, wish.settle or _AT_ONCE, wish.up, wish.down, pace.arrival, pace.frame_interval)
+            (wish.slope, wish.flicker, wish.settle or 1e-300, wish.up, wish.down, pace.arrival, pace.frame_interval)
             for wish, pace in zip(wishes, paces)
         ]
         columns = np.array(facts).reshape(-1, 7).T

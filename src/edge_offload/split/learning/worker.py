@@ -18,8 +18,6 @@ from typing import Any, Callable, Dict, List, Tuple
 Answer = Tuple[Dict[str, Any], List[Any]]
 REPORT_S = 0.2
 """Between two words on how far it is: each wakes a thread beside the frames."""
-SEARCH_S = 30.0
-"""A search ends after so many evaluations or so many seconds, of which this process does not get all."""
 
 
 NICE_LEVEL = 13
@@ -88,7 +86,8 @@ class LearningWorker:
         model = planning.costs_from_facts(costs, locate_along("a model", wire.decode(sequence), None))
         chosen = planning.settings_from_facts(settings)
         if chosen.effort is None:
-            chosen.effort = Effort(seconds=SEARCH_S)
+            # seconds of which this process does not get all
+            chosen.effort = Effort(seconds=30.0)
         plans = planning.make_plans(model, bandwidths, chosen)
         return {"plans": plans.to_facts()}, []
 

@@ -21,10 +21,6 @@ from edge_offload.split.footprints.registry import EMPTY, Local, Locality, Range
 _REGISTERED = (footprint_element, footprint_rows, footprint_shape, footprint_window)
 
 
-DYNAMIC_BYTES = 4096
-"""Taken for a value whose size only running tells: 25 people of 39 numbers."""
-
-
 @dataclass(frozen=True)
 class OperatorLocality:
     """One operator's locality.
@@ -93,7 +89,8 @@ class LocalityMap:
     def nbytes(self, number: int) -> int:
         """Return bytes of a value; of one with dynamic sizes, those of a usual read-out."""
         value = self.sequence.values[number]
-        return value.nbytes if value.is_static else DYNAMIC_BYTES
+        # a size that only running tells is taken for 25 people of 39 numbers
+        return value.nbytes if value.is_static else 4096
 
     def row_bytes(self, number: int) -> float:
         """Bytes of one row of a value."""

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from edge_offload.errors import BadInput
 
-LATE_PENALTY = 1e6
-"""Joules per second past a deadline: any plan in time beats any plan that is late, and less late beats more late."""
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -39,4 +36,5 @@ class Objective:
             return energy_j
         if self.kind == "weighted":
             return makespan_s + self.seconds_per_joule * energy_j
-        return energy_j + LATE_PENALTY * max(makespan_s - self.deadline_s, 0.0)
+        # J per second late: any plan in time beats any that is late, and less late beats more late
+        return energy_j + 1e6 * max(makespan_s - self.deadline_s, 0.0)

@@ -26,8 +26,6 @@ from edge_offload.ir.trace.storage import StorageBuffer, layout_of
 #: A network of this process is bounded by its memory alone.
 _LIMITS = SessionLimits(storage_bytes=1 << 62)
 _SEGMENT = 0
-#: Calls that a step has at least: fewer are launched as fast one by one.
-LEAST_CALLS = 4
 
 
 class CompiledStepsBackend(Direct):
@@ -53,7 +51,8 @@ class CompiledSteps:
     """
 
     def __init__(self, recording: Recording) -> None:
-        if len(recording.calls) < LEAST_CALLS:
+        # fewer are launched as fast one by one
+        if len(recording.calls) < 4:
             raise Unsupported(f"it makes {len(recording.calls)} calls, which are launched as fast one by one")
         self._session = DeviceSession(CPU, _LIMITS)
         self._lock = threading.Lock()

@@ -17,8 +17,6 @@ from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 #: Pairs after which is decided, if it can be; after the last, what is not decided is the undivided plan.
 DECISION_PAIRS = (8, 16, 32, 64)
-#: Chance of an error, over all looks and to one side, that is put up with.
-ERROR_CHANCE = 0.05
 #: The first pairs find cold caches.
 COLD_PAIRS = 2
 #: Seconds within which two inferences are neighbours.
@@ -157,7 +155,8 @@ class PlanContests:
 def compare_ratios(ratios: Sequence[float]) -> PairRatios:
     """Median of the ratios and its interval, for one look out of :data:`DECISION_PAIRS`."""
     ordered = sorted(ratios)
-    count, chance_limit = len(ordered), ERROR_CHANCE / len(DECISION_PAIRS)
+    # 5 % over all looks, to one side
+    count, chance_limit = len(ordered), 0.05 / len(DECISION_PAIRS)
     # the chance that no more than k of the pairs are below the true median is that of a fair coin
     rank, chance, below = 0, 0.5**count, 0.0
     while below + chance <= chance_limit:

@@ -34,8 +34,6 @@ from edge_offload.split.runtime.tables import ReadyPlan
 from edge_offload.timing import Expected
 
 REQUEST_LIMIT_S = 10.0
-MOST_UNANSWERED = 24
-"""Pieces on their way at once; the link bounds how many requests may wait."""
 
 _log = logging.getLogger(__name__)
 
@@ -128,7 +126,8 @@ class SplitFrame:
         self._rows_server = 0
         names = ("encode", "uplink", "downlink", "decode", "compute_server")
         self._stages: Dict[str, float] = dict.fromkeys(names, 0.0)
-        self._credit = threading.Semaphore(MOST_UNANSWERED)
+        # pieces on their way at once; the link bounds how many requests may wait
+        self._credit = threading.Semaphore(24)
         self._clock_error_s = 0.0
         self._server_spans: Sequence[float] = ()
 

@@ -15,9 +15,6 @@ from edge_offload.execute.session.note import CrashNote, Process
 from edge_offload.protocol.channel import Channel
 from edge_offload.server.services.device.forking import fork_server
 
-KILLED_S = 30.0
-"""Longest wait for a process that was killed; one that holds much memory takes its time."""
-
 
 class ExecutorProcess:
     """An executor process, which :meth:`start` starts.
@@ -88,7 +85,8 @@ class ExecutorProcess:
         if process is not None:
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(KILLED_S)
+                # one that holds much memory takes its time
+                process.wait(30.0)
 
     def describe_operator(self) -> str:
         """Return the running operator in words; empty if it is unknown."""

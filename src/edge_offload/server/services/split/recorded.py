@@ -30,8 +30,6 @@ from edge_offload.split.footprints.registry import bind_arguments, find_rule
 MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
 MAX_VALUE_BYTES = 1 << 30
-MAX_VALUES_BYTES = 8 << 30
-"""All intermediate values together, though most are freed on the way."""
 
 #: Operators that a robot may send beside those that have a footprint; each is computed on one side as a whole. None may
 #: leave a part of its result as it finds it: that is the memory of the server, with what other robots sent.
@@ -110,7 +108,8 @@ def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence
     if not all(value.is_static for value in sequence.values.values()):
         raise ProtocolError("a sequence to be split has no sizes that depend on data")
     sizes = [value.nbytes for value in sequence.values.values()]
-    if max(sizes, default=0) > MAX_VALUE_BYTES or sum(sizes) > MAX_VALUES_BYTES:
+    # all intermediate values together, though most are freed on the way
+    if max(sizes, default=0) > MAX_VALUE_BYTES or sum(sizes) > 8 << 30:
         raise Refused("the sequence has more or larger values than this server computes for a robot")
     if count_constant_bytes(sequence) > MAX_CONSTANT_BYTES:
         raise Refused(f"the constants take more than {MAX_CONSTANT_BYTES >> 20} MiB")

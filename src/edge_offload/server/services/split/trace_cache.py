@@ -28,8 +28,6 @@ from edge_offload.split.runtime import traces
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.traces import MAX_EXTRA_BYTES, BoundTrace, WrittenTrace
 
-MAX_FILES = 32
-"""Sequences on disk; the one that was written longest ago makes room."""
 MAX_FILE_BYTES = MAX_EXTRA_BYTES + (128 << 20)
 PROFILE_S = 24 * 3600.0
 """A profile that is older is measured again."""
@@ -151,7 +149,8 @@ class TraceCache:
         for path in self.directory.glob(f"*{kind}"):
             with contextlib.suppress(FileNotFoundError):
                 files.append((path.stat().st_mtime, path))
-        for _, path in sorted(files)[: max(0, len(files) - MAX_FILES + 1)]:
+        # the one that was written longest ago makes room
+        for _, path in sorted(files)[: max(0, len(files) - 32 + 1)]:
             path.unlink(missing_ok=True)
 
 
