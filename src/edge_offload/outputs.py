@@ -17,8 +17,6 @@ from edge_offload import places
 from edge_offload.errors import BadInput
 
 STANDARD_OUTPUT = "-"
-PROBE_BYTES = 4096
-"""Written and thrown away at once, to see whether anything fits on the disk."""
 
 Pathlike = Union[str, pathlib.Path]
 
@@ -78,7 +76,7 @@ def check_folder(path: Pathlike) -> None:
     with _refused(path):
         existing = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
         with tempfile.TemporaryFile(dir=existing) as probe:
-            probe.write(bytes(PROBE_BYTES))
+            probe.write(bytes(4096))
 
 
 def write_text(path: Pathlike, text: str) -> None:

@@ -31,8 +31,6 @@ RESEARCH = {
     "simulate": "Plan a pool, and serve it random requests in virtual time.",
 }
 PACKAGE = "edge_offload_research"
-#: Seconds until Ray's processes are begun again that have ended.
-RETRY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +150,7 @@ def _member(args: argparse.Namespace) -> int:
 def _retry_begin(begin: Callable[[], Any], stop: threading.Event) -> Any:
     """Begin Ray's processes until they run, or ``stop``."""
     reported = ""
-    while not stop.wait(RETRY_S):
+    while not stop.wait(1.0):
         try:
             return begin()
         except BadInput as error:

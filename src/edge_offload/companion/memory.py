@@ -15,11 +15,11 @@ import torch
 
 from edge_offload import errors
 from edge_offload.errors import EdgeOffloadError, ProtocolError, RemoteError
+from edge_offload.execute.module import ALIGNMENT
 from edge_offload.execute.tensors import MAX_TENSORS, TensorSpec
 from edge_offload.memory import flat_bytes
 from edge_offload.protocol.channel import Channel
 
-ALIGNMENT = 64
 MAX_BYTES = 4 << 30
 """Limit of the tensors of one request or response."""
 

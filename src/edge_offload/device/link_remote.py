@@ -27,9 +27,6 @@ from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest, find
 from edge_offload.protocol.messages import Answer, parse_answer
 from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
 
-#: Most bytes of a decoded answer.
-MAX_ANSWER_BYTES = 4 << 30
-
 
 @dataclass
 class _Sent:
@@ -307,7 +304,7 @@ class LinkRemote(Remote):
 
     def _decode_answer(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
         started_s = time.monotonic()
-        answer = parse_answer(payloads.decode(body.get("coded"), buffers, MAX_ANSWER_BYTES))
+        answer = parse_answer(payloads.decode(body.get("coded"), buffers, 4 << 30))
         self.spent.decode_s += time.monotonic() - started_s
         return answer
 

@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 READY_S = 60.0
 #: Seconds within which the server should hear that a session of before is over; nobody waits for that.
 END_S = 10.0
-#: Seconds between attempts to make the device ready.
-RETRY_S = 2.0
 #: Most inferences by which ``replay`` learns a model, on what frames bring meanwhile: what is seen decides which calls
 #: a read-out makes. It has learnt it when so many of them in a row took one round trip each.
 LESSONS, IN_A_ROW = 16, 3
@@ -123,7 +121,7 @@ class DeviceModule:
         handles = self._handles.get(mode)
         if handles is None:
             subject = f"the model in mode {mode} on the virtual device"
-            handles = self._handles.setdefault(mode, Handles(self._client, subject, retry_s=lambda _refusals: RETRY_S))
+            handles = self._handles.setdefault(mode, Handles(self._client, subject, retry_s=lambda _refusals: 2.0))
         return handles
 
     # -- making ready

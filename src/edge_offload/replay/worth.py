@@ -36,8 +36,6 @@ MIN_TRIPS, SHARE_OF_STEPS = 8, 0.3
 GAIN = 0.95
 #: The time of a step has to change by that for the link to be another.
 CHANGE = 1.5
-#: Steps with which an inference begins, and by which it is told apart from others; so many kinds of them.
-BEGINNING, MAX_KINDS = 2, 32
 
 
 class Cost(NamedTuple):
@@ -129,12 +127,13 @@ class AheadGain:
         """A step of this ``signature`` is made, with which an inference begins or not; so many round trips before."""
         if opens:
             self._begin_inference(trips)
-        if len(self._kind) < BEGINNING:
+        # the first two steps tell inferences apart
+        if len(self._kind) < 2:
             self._kind += (signature,)
 
     def _begin_inference(self, trips: int) -> None:
         if self._since_s is not None and self._steps:
-            if self._kind not in self._trials and len(self._trials) >= MAX_KINDS:
+            if self._kind not in self._trials and len(self._trials) >= 32:
                 self._trials.clear()
             step_s = (self._ended_s - self._since_s) / self._steps
             cost = Cost(self._steps, self._trips - self._trips_before, step_s)

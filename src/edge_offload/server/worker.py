@@ -178,8 +178,6 @@ class FairQueue(Generic[Item]):
 
 Job = Callable[[], None]
 _log = logging.getLogger(__name__)
-#: A job that costs more than the time to what is planned next waits, but no longer than this; one goes in this time.
-MAX_DEFERRAL_S = 0.5
 
 
 class Timetable(Protocol):
@@ -279,7 +277,8 @@ class JobWorker:
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:
         """Do the next job if it arrives within ``timeout_s`` and takes no longer than ``room_s``."""
-        entry = self.queue.get_item(timeout_s, room_s, MAX_DEFERRAL_S)
+        # a job that costs more than the time to what is planned next waits at most 0.5 s
+        entry = self.queue.get_item(timeout_s, room_s, 0.5)
         if entry is None:
             return
         try:

@@ -18,8 +18,6 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
 
-#: Bytes that all entries may take together.
-MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
 
 
@@ -51,7 +49,7 @@ class EngineCache:
         most_bytes: what is kept; the entry that was used longest ago goes first.
     """
 
-    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = 2 << 30) -> None:
         self._given = folder
         self._most_bytes = most_bytes
 

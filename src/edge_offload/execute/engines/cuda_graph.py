@@ -8,9 +8,6 @@ import torch
 
 from edge_offload.execute.engines.base import CUDA, EXACT, NO_GPU, Direct
 
-#: Runs before the capture: what is made on first use (handles, workspaces) must not be captured.
-WARM_UP = 3
-
 
 class CudaGraphBackend(Direct):
     """Backend that replays torch's kernels as a CUDA graph."""
@@ -49,7 +46,8 @@ class CudaGraphEngine:
         self._inputs = [one.clone() for one in inputs]
         self._stream.wait_stream(cuda.default_stream())
         with torch.inference_mode(), cuda.stream(self._stream):
-            for _ in range(WARM_UP):
+            # what is made on first use (handles, workspaces) must not be captured
+            for _ in range(3):
                 run(self._inputs)
         self._stream.synchronize()
         self._graph = cuda.CUDAGraph()

@@ -38,8 +38,6 @@ from edge_offload.execute.tensors import Specs, specs_of
 
 #: Real inputs on which engine and torch both compute before the engine takes over.
 TRIALS = 2
-#: Of what backends build: counts up when one builds something else than before.
-FORMAT = 2
 #: Shapes of inputs of one network that get an engine each.
 MOST_SHAPES = 4
 #: An engine that takes so many times as long as torch, and at least so many seconds, hangs.
@@ -165,8 +163,9 @@ class Seat:
     ) -> Tuple[EngineOwner, EngineEntry]:
         """A loaded engine and the cache's entry of it, built where there is none."""
         network_key = network_identity(self._network, specs)
+        # the format counts up when a backend builds something else than before
         made: Dict[str, Any] = {
-            "format": FORMAT, "engine": str(engine_facts(backend)), "threads": threads, **machine_facts(),
+            "format": 2, "engine": str(engine_facts(backend)), "threads": threads, **machine_facts(),
             **backend.depends_on(),
         }  # fmt: skip
         document: Optional[bytes] = None

@@ -13,8 +13,6 @@ from typing import Dict
 SIZES_EVERY_S = 20e-3
 #: No more often, and no more seldom, than that (seconds).
 LEAST_S, MOST_S = 4e-3, 200e-3
-#: How many times what remains must be over since the last departure.
-PASSED = 3
 
 
 class FlushPacer:
@@ -35,7 +33,8 @@ class FlushPacer:
     def is_due(self, now_s: float) -> bool:
         """True if the results so far should leave."""
         remaining_s = self._end_s - now_s
-        wait_s = SIZES_EVERY_S if remaining_s <= 0 else min(max(PASSED * remaining_s, LEAST_S), MOST_S)
+        # what remains must be over three times since the last departure
+        wait_s = SIZES_EVERY_S if remaining_s <= 0 else min(max(3 * remaining_s, LEAST_S), MOST_S)
         return now_s - self._flushed_s >= wait_s
 
     def note_flush(self, now_s: float) -> None:

@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Deque, Optional, Tuple
 
-WINDOW_S = 30.0
 WARN_S = 0.05
 
 
@@ -55,7 +54,7 @@ class PeerClock:
     """Collects exchanges and keeps :attr:`reading` up to date. One thread samples; any thread may read."""
 
     # two clocks, each within 100 ppm of true time; the monotonic clock may be slewed on top
-    def __init__(self, max_drift: float = 3e-4, window_s: float = WINDOW_S) -> None:
+    def __init__(self, max_drift: float = 3e-4, window_s: float = 30.0) -> None:
         self.reading = ClockReading()
         self._max_drift = max_drift
         self._window_s = window_s

@@ -27,8 +27,6 @@ HISTORY_S = 6.0
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
 #: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
 WAITED = "_waited"
-#: From this delay of a wake-up on (seconds) a machine is called busy.
-BUSY_S = 5e-3
 
 
 class Waits:
@@ -217,7 +215,7 @@ def _read_text(path: str) -> Optional[str]:
 
 def describe_waits(robot_s: float, server_s: float) -> str:
     """Describe the processors to a person, with the mean waits for a turn on both ends."""
-    late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= BUSY_S]
+    late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= 5e-3]
     if not late:
         return "not busy"
     delays = " and ".join(f"{delay_s * 1e3:.0f} ms on the {name}" for name, delay_s in late)

@@ -28,9 +28,8 @@ from edge_offload.link.sockets.sparingly import Sparingly
 log = logging.getLogger(__name__)
 rare = Sparingly(log)
 
-# how long until the next look: at least, and at most
+# least time until the next look
 TICK_S = 0.01
-IDLE_S = 0.1
 REFRESH_S = 0.25
 
 
@@ -288,7 +287,7 @@ class Gate:
 
     def _check_bounds(self, now: float) -> float:
         """Break connections that are over a bound; returns the seconds until the next could be."""
-        wait_s = IDLE_S if self._doors else 1.0
+        wait_s = 0.1 if self._doors else 1.0
         for door in list(self._doors.values()):
             counters = door.tcp.read_counters()
             if counters is None:

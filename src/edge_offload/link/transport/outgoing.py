@@ -19,9 +19,6 @@ from edge_offload.link.transport.peers import COMPLAINTS_PER_S, Peer, Roster
 
 log = logging.getLogger(__name__)
 
-#: Parts at least this large travel without being copied into libzmq.
-ZERO_COPY_BYTES = 64 << 10
-
 
 class Outgoing:
     """The way from a listener to its peers. Used by the listener's thread, but for :meth:`post_message`.
@@ -94,7 +91,8 @@ class Outgoing:
             self._socket.send(peer.identity, zmq.SNDMORE | zmq.NOBLOCK)
             for index, part in enumerate(parts):
                 flags = zmq.NOBLOCK | (zmq.SNDMORE if index < len(parts) - 1 else 0)
-                if len(part) >= ZERO_COPY_BYTES:
+                # parts from 64 KiB on travel without being copied into libzmq
+                if len(part) >= 64 << 10:
                     tracker = self._socket.send(part, flags, copy=False, track=True)
                     peer.unsent.append((tracker, len(part)))
                 else:

@@ -14,8 +14,6 @@ from edge_offload.errors import EdgeOffloadError
 from edge_offload.nodes.camera.addresses import hide_secrets
 from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 
-CONNECT_S, READ_S = 15.0, 5.0
-"""Longest waits: for the first frame of a connection (a camera may send a key frame every ten seconds), for another."""
 CLOSE_S = 3.0
 GAP, SETTLED, DRAIN_S = 3.0, 0.75, 1.0
 """See :class:`Backlog`; the first two in periods."""
@@ -208,7 +206,8 @@ class LiveSource(FrameSource):
     networked = True
     pauses_s = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
-    def __init__(self, name: str, rate: float = 0.0, connect_s: float = CONNECT_S, read_s: float = READ_S) -> None:
+    # a camera may send a key frame every ten seconds
+    def __init__(self, name: str, rate: float = 0.0, connect_s: float = 15.0, read_s: float = 5.0) -> None:
         self.name = name
         self.connect_s, self.read_s = connect_s, read_s
         self._period_s = 1.0 / rate if rate else 0.0

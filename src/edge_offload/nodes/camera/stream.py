@@ -21,8 +21,6 @@ ENVIRONMENT = {"OPENCV_FFMPEG_CAPTURE_OPTIONS": OPTIONS, "OPENCV_FFMPEG_LOGLEVEL
 """What OpenCV looks at when it opens a stream; what a user has set holds."""
 LATE_S, FOR_S, WINDOW_S = 1.0, 2.0, 300.0
 """See :class:`StreamLag`."""
-END = 0.9
-"""Share of a file's frames after which its end is an end: containers tell their number by rule of thumb."""
 
 
 class NetworkStream(LiveSource):
@@ -104,7 +102,8 @@ class StreamCapture(Feed):
             self._check_late()
             image: Array = frame
             return image
-        if closed.is_set() or (not self.live and self._read >= END * self._frames):
+        # containers tell their number of frames by rule of thumb
+        if closed.is_set() or (not self.live and self._read >= 0.9 * self._frames):
             return None
         raise SourceLost(f"{self._server} sends no more")
 

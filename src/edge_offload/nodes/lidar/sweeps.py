@@ -136,7 +136,7 @@ class WorldSweeps:
         passed = number * self._period_s
         # people who walked on for ever would leave the street
         # people walk for 20 s in one direction, then back
-        walked = 20.0 - abs(passed % (2 * 20.0) - 20.0)
+        walked = 20.0 - abs(passed % 40.0 - 20.0)
         if self._room is not None:
             pose, world = SensorPose(yaw=(self._speed * passed) % (2 * np.pi), time_s=walked), self._room
         else:

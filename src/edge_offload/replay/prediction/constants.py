@@ -15,8 +15,6 @@ from typing import Dict, Optional, Tuple
 
 #: Times in a row that uploads have to be the same.
 SAME_TIMES = 4
-#: So many are told apart.
-MAX_STEPS = 128
 
 Uploads = Tuple[Optional[bytes], ...]
 
@@ -59,7 +57,7 @@ class ConstantUploads:
     def note_step(self, signature: int, uploads: Uploads) -> bool:
         """Notes the uploads of a step after a read; returns True if they are constants."""
         constant = self.is_expected(signature) and self._steps[signature].latest == uploads
-        if len(self._steps) > MAX_STEPS:
+        if len(self._steps) > 128:
             self._steps.clear()
         current = self._steps.setdefault(signature, _Uploader())
         current.same = current.same + 1 if current.latest == uploads and None not in uploads else 1

@@ -21,7 +21,6 @@ from edge_offload.replay.prediction.history import CONTEXTS, Contexts, Trail
 from edge_offload.replay.prediction.step_models import StepModel, StepPlan
 from edge_offload.replay.signatures import CompletedStep, SignatureTable, TableCall
 
-MAX_NODES = 1024
 MAX_HISTORY = 8192
 MAX_STEPS = 1024
 #: Stands for all the steps that are not observed.
@@ -274,7 +273,7 @@ class Predictor:
         waiting: Deque[Tuple[ProgramState, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
         # where no upload ends an inference, who reads first would wait for all of it
-        limit = 8 if endless else MAX_NODES
+        limit = 8 if endless else 1024
 
         def enter(place: ProgramState, previous: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS

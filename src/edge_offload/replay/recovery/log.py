@@ -21,8 +21,6 @@ from edge_offload.protocol.messages import SMALL, DeviceMessage, tensor_bytes
 from edge_offload.replay.recovery.effects import Effects, SegmentUse
 from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
 
-#: Payloads put back with one message: the server holds them until it runs.
-MESSAGE_BYTES = 32 << 20
 #: Segments that are kept because what they computed is held, and the bytes of their uploads.
 MAX_SEGMENTS = 1024
 #: So many segments, or bytes of their uploads, are looked through at a time for what nobody holds any more.
@@ -438,7 +436,8 @@ class _MessageBatch:
         self._message.segments.append((step.segment, pack_codes(codes)))
         self._message.steps.append(step)
         self._bytes += size
-        if self._bytes >= MESSAGE_BYTES:
+        # the server holds payloads until the message runs
+        if self._bytes >= 32 << 20:
             yield from self.flush()
 
 

@@ -39,8 +39,6 @@ DEFAULT_PORT = 5790
 LOOPBACK = "127.0.0.1"
 #: Limit for a machine to join (seconds).
 START_S = 90.0
-#: Ray's processes end after so long without a head (seconds).
-HEAD_S = 5
 #: A resource of Ray for each class of GPU.
 RESOURCE = "edge_offload_"
 #: The resource of Ray by which the head is known.
@@ -110,6 +108,7 @@ def make_environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = N
         remedy = f"chmod 600 {shlex.quote(str(token))}, or make a new one: it may be known"
         raise BadInput(f"others can read {token}", remedy=remedy)
     env = dict(os.environ if base is None else base)
+    # Ray's processes end after 5 s without a head
     env.update(
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN_PATH=str(token),
@@ -118,7 +117,7 @@ def make_environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = N
         RAY_task_rpc_inlined_bytes_limit=str(10 * INLINE_BYTES),
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # members ask Ray for no GPU, and see those that 'pool join' sees
-        RAY_gcs_rpc_server_reconnect_timeout_s=str(HEAD_S),
+        RAY_gcs_rpc_server_reconnect_timeout_s="5",
     )
     env.pop("RAY_AUTH_TOKEN", None)
     env.pop("RAY_ADDRESS", None)

@@ -14,9 +14,8 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
+from edge_offload.server.pool.links import NEAR
 from edge_offload.server.pool.profile import BlockProfile
-
-_NEAR = 1e-9
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def list_pipelines(demand: Demand, cluster: Cluster, margin: float, most_stages:
             for parts in itertools.product(*(sorted(network.latency_s[gpu]) for gpu in classes)):
                 columns = _evaluate_cuts(network, cluster, classes, parts, bounds, sums)
                 fastest = min(fastest, float(columns.latency_s.min()))
-                in_time = columns.latency_s <= demand.slo_s * (1 - margin) * (1 + _NEAR)
+                in_time = columns.latency_s <= demand.slo_s * (1 - margin) * (1 + NEAR)
                 if in_time.any():
                     group.append(columns.select_rows(in_time))
             if group:
@@ -184,6 +183,6 @@ def pareto_rows(rates: Array) -> Array:
     front: List[int] = []
     while len(order):
         front.append(int(order[0]))
-        surviving = (remaining > remaining[0] * (1 + _NEAR)).any(axis=1)
+        surviving = (remaining > remaining[0] * (1 + NEAR)).any(axis=1)
         order, remaining = order[surviving], remaining[surviving]
     return np.array(front)

@@ -34,12 +34,6 @@ from edge_offload.server.pool.settings import PoolSettings, load_network
 
 #: Seconds between surveys of members.
 SURVEY_S = 1.0
-#: Time of a call to its member: the next batch is sent so long before the last one ends (seconds).
-LEAD_S = 0.005
-#: Share of the SLO by which batches end early.
-SLACK = 0.1
-#: A driver without a message of its front for so long ends.
-ORPHAN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -83,8 +77,9 @@ class Gateway:
         name = f"{socket.gethostname()}{pathlib.Path(settings.endpoint).parent.name}"
         self._seats = ActorPool(ray, self._model, settings.threads, batches, self._post_event, name)
         self._front = FrontSocket(settings)
+        # batches end early by a tenth of the SLO; a call takes 5 ms to its member
         self._dispatcher = Dispatcher(
-            self._start_call, self._answer_batch, self._front.refuse, SLACK * settings.slo_s, LEAD_S
+            self._start_call, self._answer_batch, self._front.refuse, 0.1 * settings.slo_s, 0.005
         )
         self._plans = PlanSwitcher(settings, self._network, self._seats, self._dispatcher)
         self._nodes: Dict[str, cluster.PoolNode] = {}
@@ -99,7 +94,8 @@ class Gateway:
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         surveyed_s, next_s = -math.inf, 0.0
         front = os.getppid()  # a killed one sends no message, and other servers' drivers need its GPUs
-        while not self._front.ended and os.getppid() == front and time.monotonic() - self._front.received_s <= ORPHAN_S:
+        # 10 s without a message of its front
+        while not self._front.ended and os.getppid() == front and time.monotonic() - self._front.received_s <= 10.0:
             now = time.monotonic()
             if now - surveyed_s >= SURVEY_S:
                 surveyed_s = now

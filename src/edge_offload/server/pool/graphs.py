@@ -11,9 +11,6 @@ from edge_offload.execute import devices
 from edge_offload.execute.engines.base import Direct, Engine
 from edge_offload.execute.engines.cuda_graph import CudaGraphBackend
 
-#: Graphs that one stage has at once: a graph is for one size of batch and one layout of its inputs.
-MOST_GRAPHS = 16
-
 StageFunction = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _log = logging.getLogger(__name__)
 
@@ -59,7 +56,8 @@ class GraphedStage:
         if graph is not None:
             return graph.run(tensors)
         outputs = self._calls(batch)(tensors)
-        if layouts not in self._graphs and len(self._graphs) < MOST_GRAPHS:
+        # a graph is for one size of batch and one layout of its inputs
+        if layouts not in self._graphs and len(self._graphs) < 16:
             if layouts in self._seen:
                 self._graphs[layouts] = self._capture_graph(batch, tensors, outputs)
             self._seen.add(layouts)

@@ -14,8 +14,6 @@ from edge_offload.execute.clocks import Clock, clock_of
 from edge_offload.server.pool.parcels import pack_tensor
 from edge_offload.server.pool.stages import BatchedNetwork, Cuts, StageRunner, alive_bytes, names_digest
 
-#: Blocks of a network.
-BLOCKS = 10
 #: Runs per median.
 REPEATS = 5
 
@@ -41,7 +39,7 @@ def stage_clock(device: torch.device) -> Clock:
     return clock_of(device) if device.type == "cuda" else WallClock()
 
 
-def cut_network(network: BatchedNetwork, blocks: int = BLOCKS) -> Cuts:
+def cut_network(network: BatchedNetwork, blocks: int = 10) -> Cuts:
     """Cut into blocks of about equal time on this machine, with little alive between them."""
     sequence = network.program_for(1).sequence
     ends = np.cumsum(operator_seconds(network))

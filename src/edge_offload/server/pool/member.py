@@ -22,8 +22,6 @@ from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
 
 #: Environment of a member: the folder of its table, and the dilation of its times.
 TABLE, TIMES = "EDGE_OFFLOAD_POOL_TABLE", "EDGE_OFFLOAD_POOL_TIMES"
-#: A member without a call of a driver for so long ends (seconds in which it ran).
-ORPHAN_S = 60.0
 
 #: Blocks of a member: parts that its GPU is divided into, first block, end block (excluded).
 Part = Tuple[int, int, int]
@@ -160,7 +158,8 @@ class Member:
     def _end_orphan(self) -> None:
         """End the process if no driver calls any more, e.g. because it ended along with its front."""
         step_s = 5.0
-        while self._idle_s < ORPHAN_S:
+        # seconds in which it ran
+        while self._idle_s < 60.0:
             time.sleep(step_s)
             self._idle_s += step_s  # not by the clock: a stopped process has not been abandoned
         os._exit(0)

@@ -18,10 +18,10 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput
 from edge_offload.server.pool.columns import Cluster, Demand, PipelineColumns, list_pipelines
+from edge_offload.server.pool.links import NEAR
 
 #: Limit of combinations of GPU counts, which bounds the time of a plan.
 MAX_COMBINATIONS = 40_000
-_NEAR = 1e-9
 _NOTHING = -1
 
 
@@ -134,7 +134,7 @@ class RateTable:
             if not len(counts):
                 return
             rate = group.rates[:, bound, None] * counts
-            needed = np.ceil(rate[:, :, None] / group.rates[:, None, :] * (1 - _NEAR)).astype(int)
+            needed = np.ceil(rate[:, :, None] / group.rates[:, None, :] * (1 - NEAR)).astype(int)
             needed[:, :, bound] = counts
             needed = np.maximum(needed, 1)
             allowed = (needed <= (self._most_gpus or needed.max(initial=1))).all(axis=2)
@@ -146,7 +146,7 @@ class RateTable:
             rates = rate[rows, columns]
             order = np.argsort(rates, kind="stable")
             entries, rates, rows = entries[order], rates[order], rows[order]
-            better = rates > self.single.reshape(-1)[entries] * (1 + _NEAR)
+            better = rates > self.single.reshape(-1)[entries] * (1 + NEAR)
             self.single.reshape(-1)[entries[better]] = rates[better]
             self._row_of.reshape(-1)[entries[better]] = offset + rows[better]
 
@@ -155,7 +155,7 @@ class RateTable:
         group = int(np.searchsorted(self._offsets, row, side="right")) - 1
         group_columns, row = self._columns[group], row - int(self._offsets[group])
         rate = float(self.single[used])
-        counts = [max(1, math.ceil(rate / stage_rate * (1 - _NEAR))) for stage_rate in group_columns.rates[row]]
+        counts = [max(1, math.ceil(rate / stage_rate * (1 - NEAR))) for stage_rate in group_columns.rates[row]]
         stages = tuple(
             PlannedStage(
                 int(group_columns.bounds[row, stage]), int(group_columns.bounds[row, stage + 1]), gpu,
@@ -268,7 +268,7 @@ def _close_sums(single: Array) -> Tuple[Array, Array]:
         for axis, count in enumerate(counts):
             if count:
                 without = total[tuple(one - (other == axis) for other, one in enumerate(counts))]
-                if without >= best * (1 - _NEAR):
+                if without >= best * (1 - NEAR):
                     best, entry = max(best, without), -1 - axis
         total[counts], choice[counts] = best, entry
     return total, choice

@@ -22,8 +22,6 @@ from edge_offload.server.pool.member import Part
 Seat = Tuple[str, str, int, int]
 #: Posts an event with its details, from any thread.
 PostEvent = Callable[[str, Any], None]
-#: Pause before a member is started again that failed to start or to run its stage (seconds).
-RETRY_S = 5.0
 #: A driver without a beat for so long is gone (seconds).
 BEAT_TIMEOUT_S = 4.0
 #: Errors of Ray for an actor that is gone.
@@ -155,7 +153,7 @@ class ActorPool:
             return False
         was_present = entry.present
         self.actors[seat] = SeatedActor(
-            now if was_present else entry.since_s, retry_s=now if was_present else now + RETRY_S
+            now if was_present else entry.since_s, retry_s=now if was_present else now + 5.0
         )
         self.retry_due(now)
         return True

@@ -10,6 +10,8 @@ from edge_offload.errors import BadInput
 
 #: Limit of batch sizes, which bounds tables from files and from the network.
 MAX_BATCH = 64
+#: Rounding of sums: times and shares this close to each other are equal.
+NEAR = 1e-9
 
 
 @dataclass(frozen=True)

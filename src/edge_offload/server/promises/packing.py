@@ -13,10 +13,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from edge_offload.server.promises.latencies import Latencies
-
-#: Rounding of sums: an arrival this close after the end of the horizon belongs to it.
-_NEAR = 1e-9
+from edge_offload.server.promises.latencies import NEAR, Latencies
 
 
 class Pace(NamedTuple):
@@ -44,7 +41,7 @@ class Pace(NamedTuple):
     def frame_at(self, start: float) -> int:
         """Return the newest frame that arrives by ``start + tolerance``."""
         tolerance = 0.5 * self.frame_interval if self.tolerance is None else self.tolerance
-        return self.frame + math.floor((start - self.arrival + tolerance) / self.frame_interval + _NEAR)
+        return self.frame + math.floor((start - self.arrival + tolerance) / self.frame_interval + NEAR)
 
     def arrival_of(self, frame: int) -> float:
         """Return the arrival time of ``frame`` if it is sent as soon as it is taken."""
@@ -65,7 +62,7 @@ class Batch(NamedTuple):
 
 def order_requests(paces: Sequence[Pace], until: float) -> List[int]:
     """Return indices into ``paces`` in the order in which requests arrive up to ``until``, at constant intervals."""
-    counts = [_count_requests(pace, until + _NEAR) for pace in paces]
+    counts = [_count_requests(pace, until + NEAR) for pace in paces]
     total = sum(counts)
     if not total:
         return []
@@ -137,11 +134,11 @@ def pack_requests(
             if size >= most or inside[place] == number:
                 break
             # as Pace.frame_at
-            frame = first + floor((start - base) / frame_interval + _NEAR)
+            frame = first + floor((start - base) / frame_interval + NEAR)
             if wait and not size and frame <= newest[place]:
                 frame = newest[place] + later
                 start = max(start, arrival + (frame - first) * frame_interval - min(0.0, tolerance))
-                frame = max(frame, first + floor((start - arrival + tolerance) / frame_interval + _NEAR))
+                frame = max(frame, first + floor((start - arrival + tolerance) / frame_interval + NEAR))
             elif not wait and not size and frame <= newest[place] and waited_until != start:
                 waited_until = max(
                     start, _next_frame_s(paces, [other for other in last if last[other] >= position], newest, start)

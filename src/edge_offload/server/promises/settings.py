@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Optional
 
 from edge_offload.errors import BadInput
-from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.latencies import NEAR, Latencies
 
 #: No robot waits longer than this many frames for its next turn, however still its scene is.
 MAX_INTERVAL = 60
-_NEAR = 1e-9
 #: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
 _NEARLY_ALL, _FAR = 1.645, 4.0
 
@@ -69,7 +68,7 @@ class Wish:
 
     def result_age(self, service: float, up: Optional[float] = None) -> int:
         """Return frames from a capture to the use of its result, if the server takes ``service``."""
-        return max(1, math.ceil(((self.up if up is None else up) + service + self.down) / self.frame_interval - _NEAR))
+        return max(1, math.ceil(((self.up if up is None else up) + service + self.down) / self.frame_interval - NEAR))
 
     def total_loss(self, age: int, count: int) -> float:
         """Return the accuracy lost in ``count`` successive frames with a result that is ``age`` frames old at first."""
@@ -124,7 +123,7 @@ class Wish:
             begin = math.exp(-(age - 0.5 + interval) / self.settle)
             rise = self.slope / 2 + self.flicker * (unsettled - begin) / interval
             if over >= 0 or rise <= 0:
-                return interval if over <= _NEAR else min(interval, 1.0 - over)
+                return interval if over <= NEAR else min(interval, 1.0 - over)
             interval = min(float(MAX_INTERVAL), interval - over / rise)
         return interval
 
@@ -181,11 +180,11 @@ def choose_settings(
         # a larger batch takes longer, so that its interval is no longer than that of a smaller one
         if batch / service * longest <= most:
             continue
-        longest = wish._find_interval(service, reference, fresh) + _NEAR
+        longest = wish._find_interval(service, reference, fresh) + NEAR
         if longest < 1:
             break
         interval = float(math.floor(longest)) if fixed_intervals else longest
         throughput = batch / service * interval
-        if throughput > most * (1 + _NEAR):
+        if throughput > most * (1 + NEAR):
             best, most = RequestSettings(interval, batch), throughput
     return best

@@ -7,11 +7,9 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.arrays import Array
-from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.latencies import NEAR, Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 from edge_offload.server.promises.settings import Wish
-
-_NEAR = 1e-9
 
 
 class Staleness:
@@ -57,7 +55,7 @@ class Staleness:
         if not paces:
             return []
         arrival, frame_interval = self._arrival, self._frame_interval
-        interval = np.ceil(np.array([pace.interval for pace in paces]) - _NEAR)
+        interval = np.ceil(np.array([pace.interval for pace in paces]) - NEAR)
         # of each slot: the robot's place, its frame, and the end of its batch
         seconds, ends = self._latencies.seconds, []
         members: List[int] = []
@@ -71,7 +69,7 @@ class Staleness:
         frame = frame - self._requested[place]
         spacing = frame_interval[place]
         late = (np.array(ends) + self._down[place] - (arrival[place] + frame * spacing - self._up[place])) / spacing
-        begin = frame + np.maximum(1.0, np.ceil(late - _NEAR))
+        begin = frame + np.maximum(1.0, np.ceil(late - NEAR))
         first = [self._first_age(index, pace.batch) for index, pace in enumerate(paces)]
         # robot by robot: the result that it has, then those of the plan
         place = np.concatenate((self._places, place))

@@ -16,8 +16,6 @@ import time
 from typing import Any, Callable, Dict, List, Tuple
 
 Answer = Tuple[Dict[str, Any], List[Any]]
-REPORT_S = 0.2
-"""Between two words on how far it is: each wakes a thread beside the frames."""
 
 
 NICE_LEVEL = 13
@@ -111,7 +109,8 @@ def serve_requests(channel: Any) -> None:
 
     def report(doing: str) -> None:
         nonlocal reported_s
-        if time.monotonic() - reported_s >= REPORT_S:
+        # each report wakes a thread beside the frames
+        if time.monotonic() - reported_s >= 0.2:
             reported_s = time.monotonic()
             channel.send({"doing": doing})
 

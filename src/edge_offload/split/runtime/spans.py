@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, List, Sequence, Tuple
 
-#: Spans this close to each other are one: between two blocks that had all they awaited a side does not wait.
-JOIN_S = 1e-4
 #: Most spans that are kept of an inference; what is computed behind them is not in them.
 MAX_SPANS = 64
 
@@ -28,7 +26,8 @@ class ComputeSpans:
     def add_span(self, started_s: float) -> None:
         """It has computed since ``started_s``."""
         now = time.monotonic()
-        if self.pairs and started_s - self.pairs[-1][1] <= JOIN_S:
+        # between two blocks that had all they awaited a side does not wait
+        if self.pairs and started_s - self.pairs[-1][1] <= 1e-4:
             self.pairs[-1] = self.pairs[-1][0], now
         elif len(self.pairs) < MAX_SPANS:
             self.pairs.append((started_s, now))

@@ -28,9 +28,6 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.runtime.places import SplitDevice
 
-PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
-"""After a failure frames run locally for so long; it doubles with each failure in a row."""
-
 
 class SplitRunner(Runner):
     """Runs inferences on robot and server together.
@@ -164,7 +161,7 @@ class SplitRunner(Runner):
             self._failures += 1
             if contest is not None:
                 contest.drop_inference()
-            pause_s = min(PAUSE_S * 2 ** (self._failures - 1), MOST_PAUSE_S)
+            pause_s = min(0.25 * 2 ** (self._failures - 1), 4.0)
             self._handles.pause(pause_s, "the server's half did not come a moment ago")
             if not isinstance(error, LinkLost):  # the session may be gone there: open again
                 self._handles.forget(specs, opened)

@@ -37,8 +37,6 @@ from edge_offload.split.model.network import TracedNetwork
 
 MAX_OPEN = 4
 """Splits that are open at once."""
-MAX_NAMES = 5
-"""Kinds of operators that the notice names because they cannot be divided."""
 
 _log = logging.getLogger(__name__)
 #: Opens a split of a recorded network.
@@ -179,9 +177,7 @@ class SplitLearner:
         try:
             network = record_network(inference, recorded, joined, first, expected, fetched)
             total, divisible = len(network.program.sequence), network.located.count_kinds()["local"]
-            undivided = ", ".join(
-                f"{count} {name}" for name, count in network.located.count_global().most_common(MAX_NAMES)
-            )
+            undivided = ", ".join(f"{count} {name}" for name, count in network.located.count_global().most_common(5))
             summary = f"{inference.name} is recorded: {divisible} of {total} operators can be divided"
             self._once.notify(f"{summary}; in one piece: {undivided}" if undivided else summary)
             runner = self.opener(network)

@@ -31,11 +31,6 @@ from edge_offload.replay.flushed import CUT, FlushedSegment
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.strategy import Strategy
 
-MAX_FAILURES = 3
-"""In a row, other than of the link."""
-ROUNDING = 100.0
-"""Kernels round otherwise on a part of the rows: so much farther from the device's result than the whole may be."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -190,7 +185,8 @@ class SplitStrategy(Strategy):
             _log.exception("a split of %s failed", inference.name)
         if not isinstance(error, LinkLost) and not isinstance(error.__cause__, LinkLost):
             inference.failures += 1
-        if inference.failures >= MAX_FAILURES:
+        # in a row, other than of the link
+        if inference.failures >= 3:
             inference.problem = f"{type(error).__name__}: {error}"
         self.once.notify(f"{inference.name} is computed here for now: {error}")
 
@@ -201,7 +197,8 @@ class SplitStrategy(Strategy):
     ) -> None:
         try:
             for split_result, device in zip(results, expected):
-                check_equal(split_result, device, "the split", ROUNDING)
+                # kernels round otherwise on a part of the rows
+                check_equal(split_result, device, "the split", 100.0)
         except Unsupported as error:
             self.inferences.disable(inference, str(error))
 

@@ -21,8 +21,6 @@ from edge_offload.server.pool.settings import PoolSettings
 
 #: Delay of a new plan after a member's end, with and without other service; and after a new member (seconds).
 REPLAN_S, NO_SERVICE_S, JOIN_S = 3.0, 0.3, 5.0
-#: Limit of the next plan's wait for a member to run its stage once (seconds).
-PREPARE_S = 30.0
 _log = logging.getLogger(__name__)
 
 
@@ -224,7 +222,8 @@ class PlanSwitcher:
         if plan is None:
             return
         serves = self.active is not None and self.active.can_serve()
-        if serves and not all(now - since > PREPARE_S for since in plan.pending.values()):
+        # the next plan waits at most 30 s for a member to run its stage once
+        if serves and not all(now - since > 30.0 for since in plan.pending.values()):
             return
         busy = {}
         if self.active is not None:

@@ -19,10 +19,9 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 from edge_offload.errors import Unsupported
 from edge_offload.native.libraries import WINDOWS
 from edge_offload.native.loader import Library
-from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.latencies import NEAR, Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 
-_NEAR = 1e-9
 #: A window exceeds the batch's time by at least this share of a frame interval; otherwise it is that of the next frame.
 LEAST_SLACK = 0.1
 #: If no robot is due, one gets an early slot after at least this share of its interval.
@@ -76,7 +75,7 @@ def make_windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latenc
         spacing, early = pace.frame_interval, -(pace.tolerance or 0.0)
         batch = min(pace.batch, latencies.largest)
         needed = way + latencies.batch_latency(batch) + early + LEAST_SLACK * spacing
-        frames = max(1, math.ceil(needed / spacing - _NEAR))
+        frames = max(1, math.ceil(needed / spacing - NEAR))
         length = frames * spacing - way - early
         result.append(Window(pace.arrival + early, spacing, length, batch, pace.interval))
     return result

@@ -30,8 +30,6 @@ LOADER_PREFIXES = ("LD_", "MALLOC", "OMP_", "GOMP_", "KMP_", "MKL_", "PYTHON", "
           "EDGE_OFFLOAD")
 # fmt: on
 """Prefixes of environment variables that are read while programs and libraries are loaded."""
-POLL_S = 0.02
-"""Seconds between two looks at whether an executor has ended, for which only the end of a session waits."""
 
 
 class ForkedProcess:
@@ -58,7 +56,8 @@ class ForkedProcess:
                 break
             if time.monotonic() >= ends_s:
                 raise subprocess.TimeoutExpired("executor", timeout)
-            time.sleep(POLL_S)
+            # only the end of a session waits for this
+            time.sleep(0.02)
         return self._code
 
 

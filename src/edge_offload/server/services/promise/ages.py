@@ -6,12 +6,11 @@ import math
 from collections import deque
 from typing import Deque, Tuple
 
-from edge_offload.server.promises.latencies import Latencies
+from edge_offload.server.promises.latencies import NEAR, Latencies
 from edge_offload.server.promises.settings import Wish
 
 #: Results, and seconds, that it is judged by.
 WINDOW_RESULTS, WINDOW_S = 512, 10.0
-_NEAR = 1e-9
 
 
 class AgeStatistics:
@@ -24,7 +23,7 @@ class AgeStatistics:
 
     def record_result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
         """Record a result that was sent at ``done``; all times on one clock, in seconds."""
-        age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - _NEAR))
+        age = max(1, math.ceil((done + wish.down - captured) / wish.frame_interval - NEAR))
         self._results.append((done, frame, frame + age, wish, batch))
 
     def record_slot(self, now: float, late: bool) -> None:

@@ -25,8 +25,6 @@ WINDOW_RESULTS, LEAST_RESULTS = 64, 12
 MOST_FACTOR, LEAST_FACTOR = 10.0, 0.01
 #: Differences below this are rounding.
 ROUNDING = 2e-4
-#: Results further apart than this are not compared (frames).
-MOST_FRAMES = 60
 #: Numbers of an output that are looked at, evenly spread.
 SAMPLED_NUMBERS = 16384
 
@@ -48,7 +46,8 @@ class LossEvidence:
         """Record the network's outputs for a frame."""
         now = frame, [_sample_output(output) for output in outputs]
         before, self._last = self._last, now
-        if before is not None and 0 < frame - before[0] <= MOST_FRAMES:
+        # results further apart are not compared
+        if before is not None and 0 < frame - before[0] <= 60:
             self._differences.append((frame - before[0], result_difference(before[1], now[1])))
 
     def limit_wish(self, wish: Wish) -> Wish:

@@ -15,9 +15,6 @@ from edge_offload.server.services.replica.service import Scheduler, ServerInfere
 from edge_offload.server.status import PromiseStatus
 from edge_offload.server.worker import FairQueue, Job
 
-#: A robot's frames that may wait for their batches.
-MOST_WAITING = 8
-
 _log = logging.getLogger(__name__)
 
 
@@ -116,7 +113,8 @@ class PromiseScheduler(Scheduler):
         with self.register.lock:
             planned = self.register.record_arrival(inference, report)
             waiting = sum(name == key[0] for name, _ in self._waiting)
-            if not planned or key in self._waiting or waiting >= MOST_WAITING:
+            # a robot's frames that may wait for their batches
+            if not planned or key in self._waiting or waiting >= 8:
                 return False
             self._waiting[key] = inference
             return True

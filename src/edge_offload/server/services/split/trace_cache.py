@@ -150,7 +150,7 @@ class TraceCache:
             with contextlib.suppress(FileNotFoundError):
                 files.append((path.stat().st_mtime, path))
         # the one that was written longest ago makes room
-        for _, path in sorted(files)[: max(0, len(files) - 32 + 1)]:
+        for _, path in sorted(files)[: max(0, len(files) - 31)]:
             path.unlink(missing_ok=True)
 
 
