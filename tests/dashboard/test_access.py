@@ -46,7 +46,7 @@ def test_without_a_token_only_loopback_is_listened_on(host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_loopback_needs_none(host):
-    assert not Access(host).needs_token
+    assert not Access(host)._token
 
 
 @pytest.mark.parametrize(

@@ -90,15 +90,13 @@ def test_where_nothing_is_measured_the_slope_goes_back_to_the_tasks_mean() -> No
 def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> None:
     estimator = DropEstimator()
     assert estimator.curve(0.0).local is None
-    assert not estimator.curve(0.0).prefers_local(100.0)
     chance = random.Random(5)
     now = follow(estimator, chance, lambda _: 0.3)
     for step in range(30):
         estimator.compared_local(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
     curve = estimator.curve(now + 12)
     assert curve.local == pytest.approx(0.35, abs=0.05)
-    assert not curve.prefers_local(0.3)
-    assert curve.prefers_local(2.0)
+    assert curve.carried(0.3) <= curve.local < curve.carried(2.0)
     assert estimator.curve(now + 500).local_error > 2 * curve.local_error
 
 

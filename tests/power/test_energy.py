@@ -219,8 +219,9 @@ def test_a_state_entered_twice_counts_once_and_an_open_one_counts_to_now() -> No
     model = StateModel(timeline)
     timeline.enter_state(COMPUTE)
     clock.now = 1.0
-    with timeline.hold_state(COMPUTE):
-        clock.now = 2.0
+    timeline.enter_state(COMPUTE)
+    clock.now = 2.0
+    timeline.leave_state(COMPUTE)
     assert model.watts() == pytest.approx(13.35)
     timeline.add_interval(COMPUTE, 0.5, 1.5)
     assert model.energy(0.0, 2.0) == pytest.approx(2 * 13.35)
@@ -287,8 +288,11 @@ def test_the_timeline_survives_many_threads() -> None:
 
     def work() -> None:
         for _ in range(200):
-            with timeline.hold_state(COMPUTE), timeline.hold_state(COMMUNICATE):
-                timeline.active_states()
+            timeline.enter_state(COMPUTE)
+            timeline.enter_state(COMMUNICATE)
+            timeline.active_states()
+            timeline.leave_state(COMMUNICATE)
+            timeline.leave_state(COMPUTE)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -320,7 +320,7 @@ def _scene_cost(args: argparse.Namespace) -> Dict[str, Any]:
 def _retained_bytes(carrier: Any, number: int, frame: Array) -> int:
     """Bytes in a carrier's ring after one more frame."""
     carrier.add_frame(number * PERIOD_NS, frame)
-    return int(carrier.retained_bytes)
+    return int(carrier._ring.size)
 
 
 def _summarise_times(steps: Sequence[float], catch_ups: Sequence[float]) -> Dict[str, Any]:

@@ -100,7 +100,8 @@ class Estimates:
 
     def prefers_local(self, k: int, frame: int, stale: int) -> bool:
         """Return whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""
-        return self.tasks[k].curve(self.now_s(frame)).prefers_local(stale / RATE)
+        curve = self.tasks[k].curve(self.now_s(frame))
+        return curve.local is not None and curve.local < curve.carried(stale / RATE)
 
 
 @dataclass

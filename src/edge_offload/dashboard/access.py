@@ -95,11 +95,6 @@ class Access:
             self._names |= {hostname, f"{hostname.split('.')[0]}.local", host.lower()}
         self._sessions: OrderedDict[str, None] = OrderedDict()
 
-    @property
-    def needs_token(self) -> bool:
-        """True where visitors need the token."""
-        return bool(self._token)
-
     def is_host_allowed(self, header: str) -> bool:
         """Return whether the Host ``header`` names this machine."""
         name = header.strip().lower()

@@ -88,10 +88,6 @@ class DropCurve:
         """Return the drop of a result that is carried along for ``stale_s`` seconds: 0 to 1."""
         return min(1.0, self.intercept + self.slope * max(0.0, stale_s))
 
-    def prefers_local(self, stale_s: float) -> bool:
-        """Tell whether the local algorithm is expected to lose less than a result carried for ``stale_s`` seconds."""
-        return self.local is not None and self.local < self.carried(stale_s)
-
 
 @dataclass
 class _Level:

@@ -205,18 +205,11 @@ class PinholeCamera:
             pixels[front] = projected.reshape(-1, 2)
         return pixels
 
-    def on_ground(
-        self, pixel: Union[Array, Sequence[float]], pose: Transform, max_range: float = 100.0
-    ) -> Optional[Array]:
-        """Intersect the ray through ``pixel`` with the ground z = 0 of the frame that ``pose`` maps into: [3].
-
-        None: at or above the horizon, behind the camera, or further than ``max_range`` metres.
-        """
-        point = self.ground_points(np.asarray([pixel]), pose, max_range)[0]
-        return point if np.isfinite(point).all() else None
-
     def ground_points(self, pixels: Array, pose: Transform, max_range: float = 100.0) -> Array:
-        """Intersect the rays through pixels [n, 2] as :meth:`on_ground` does: [n, 3], NaN for None."""
+        """Intersect the rays through pixels [n, 2] with the ground z = 0 of the frame that ``pose`` maps into: [n, 3].
+
+        NaN: at or above the horizon, behind the camera, or further than ``max_range`` metres.
+        """
         directions = self.pixel_rays(pixels) @ pose.rotation.T
         height = pose.translation[2]
         down = np.where(directions[:, 2] < -1e-6, -directions[:, 2], np.nan)

@@ -60,14 +60,6 @@ class Ina3221(PowerSource):
         """
         return sum(rail.read() for rail in self._rails)
 
-    def rail_watts(self) -> Dict[str, float]:
-        """Return the current watts of each rail of the sum, by name.
-
-        Raises:
-            OSError: a rail is not readable.
-        """
-        return {rail.name: rail.read() for rail in self._rails}
-
 
 def find_rails(root: Union[str, pathlib.Path] = "/") -> Dict[str, Rail]:
     """Find the enabled, named rails of every INA3221 and INA238 under ``root``, by name; the first of equal names."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import math
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from edge_offload.errors import BadInput
 from edge_offload.power.source import MODEL, PowerSource
@@ -114,15 +113,6 @@ class StateTimeline:
         self._lock = threading.Lock()
         self._intervals: Dict[str, _StateIntervals] = {state: _StateIntervals() for state in STATES}
         self._horizon = -math.inf
-
-    @contextlib.contextmanager
-    def hold_state(self, state: str) -> Iterator[None]:
-        """Hold ``state`` during the ``with`` block."""
-        self.enter_state(state)
-        try:
-            yield
-        finally:
-            self.leave_state(state)
 
     def enter_state(self, state: str) -> None:
         """Enter ``state`` now; every call needs one of :meth:`leave_state`."""

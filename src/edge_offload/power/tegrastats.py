@@ -23,15 +23,6 @@ def parse_line(line: str) -> Dict[str, float]:
     return {name: int(now) * 1e-3 for name, now in _RAIL.findall(line) if name not in UNUSED}
 
 
-def total_watts(rails: Dict[str, float]) -> float:
-    """Sum the watts of the board's total (see :func:`boards.total_rails`).
-
-    Raises:
-        NoTotal: no sum of the rails is the total.
-    """
-    return sum(rails[name] for name in total_rails(rails))
-
-
 class Tegrastats(PowerSource):
     """A running ``tegrastats``, whose output is read in a thread.
 

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from typing import Callable, Deque, Dict, Generic, Hashable, List, Optional, Protocol, Tuple, TypeVar
+from typing import Callable, Deque, Generic, Hashable, List, Optional, Protocol, Tuple, TypeVar
 
 from edge_offload.errors import Refused
 
@@ -169,11 +169,6 @@ class FairQueue(Generic[Item]):
             for other, items in self._waiting.items():
                 total += sum(cost for _, cost, _, _ in list(items)[: turn if other == robot else turn + 1])
             return total
-
-    def count_by_robot(self) -> Dict[Hashable, int]:
-        """Return the number of waiting items per robot."""
-        with self._changed:
-            return {robot: len(items) for robot, items in self._waiting.items()}
 
 
 Job = Callable[[], None]

@@ -69,11 +69,6 @@ class Waits:
         """Tell whether the latest sample is older than :data:`SAMPLE_S`."""
         return not self._samples or now - self._samples[-1][0] >= SAMPLE_S
 
-    @property
-    def latest_total(self) -> Tuple[float, int]:
-        """Return seconds waited and turns so far, as of the latest sample."""
-        return self._samples[-1][1:] if self._samples else (0.0, 0)
-
     def waited_between(self, begin: float, end: float) -> float:
         """Return the seconds waited from ``begin`` to ``end``, at most, between the samples around them."""
         samples = self._samples

@@ -106,11 +106,6 @@ class FlowCarrier:
         self._ring.clear()
         self._paths = []
 
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes of the stored frames."""
-        return self._ring.size
-
     def carry(self, result: Sequence[TrackedPerson], source: int, target: int) -> List[TrackedPerson]:
         """Return people of frame ``source`` moved to frame ``target`` (stamps, ns), as a new list.
 

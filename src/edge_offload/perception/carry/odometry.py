@@ -79,11 +79,6 @@ class SceneCarrier:
         self._ring.clear()
         self._labelled_sweep = None
 
-    @property
-    def retained_bytes(self) -> int:
-        """Bytes of the stored sweeps."""
-        return self._ring.size
-
     def carry(self, result: Array, source: int, target: int) -> Array:
         """Return labels uint8 [x, y, z] of sweep ``source`` moved to sweep ``target`` (stamps, ns).
 

@@ -37,11 +37,6 @@ class GraphedStage:
         self._graphs: Dict[Tuple[Any, ...], Optional[Engine]] = {}
         self._seen: Set[Tuple[Any, ...]] = set()
 
-    @property
-    def graph_count(self) -> int:
-        """Number of graphs."""
-        return sum(graph is not None for graph in self._graphs.values())
-
     def run(self, batch: int, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return the outputs of the stage.
 

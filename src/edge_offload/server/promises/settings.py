@@ -90,12 +90,6 @@ class Wish:
             return float(self.result_age(service))
         return (self.up + service + self.down) / self.frame_interval + 1
 
-    def planned_drop(self, service: float, interval: float, latencies: Latencies) -> float:
-        """Return the loss over the reference of a result every ``interval`` frames."""
-        age = self.planned_age(service)
-        mean = self.slope * (age + (interval - 1) / 2) + self.flicker * (1 - self._unsettled(age, interval))
-        return mean - self.reference_loss(latencies)
-
     def _unsettled(self, age: float, interval: float) -> float:
         """Return the share of the flicker that is not lost yet, on average over the ages of an interval."""
         if not self.flicker or not self.settle:

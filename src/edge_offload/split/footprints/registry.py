@@ -201,11 +201,6 @@ def find_rule(operator: Operator) -> Optional[LocalityRule]:
     return _RULES.get(operator.name) or _RULES.get(operator.base_name)
 
 
-def covered_names() -> Tuple[str, ...]:
-    """Return every name that has a rule, sorted."""
-    return tuple(sorted(_RULES))
-
-
 def same_rows(low: int, high: int) -> Range:
     """Return the footprint of element-wise and row-wise operators."""
     return low, high

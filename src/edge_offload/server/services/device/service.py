@@ -113,11 +113,6 @@ class DeviceService:
         for session in sessions:
             session.detach_peer(peer)
 
-    def count_sessions(self) -> int:
-        """Return the number of programs with a device here."""
-        with self._lock:
-            return len(self._sessions)
-
     def close(self) -> None:
         """End all sessions."""
         self._stop.set()
