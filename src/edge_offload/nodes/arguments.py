@@ -98,22 +98,20 @@ def _lacks_value(value: object) -> bool:
     return value is None or (isinstance(value, dict) and any(map(_lacks_value, value.values())))
 
 
+def explain_fault(check: Callable[[], object]) -> Optional[str]:
+    """The error of ``check``; where it cannot import, the node itself checks."""
+    try:
+        check()
+    except BadInput as error:
+        return str(error)
+    except ImportError:
+        pass
+    return None
+
+
 def readable_rule(exists: Rule, read: Callable[[str], None], *keywords: str) -> Rule:
-    """Rule ``exists``, then the error of ``read``; where ``read`` cannot import, the node itself checks."""
-
-    def rule(value: str) -> Optional[str]:
-        advice = None if value in keywords else exists(value)
-        if advice is not None or value in keywords:
-            return advice
-        try:
-            read(value)
-        except BadInput as error:
-            return str(error)
-        except ImportError:
-            return None
-        return None
-
-    return rule
+    """Rule ``exists``, then the error of ``read``."""
+    return lambda value: None if value in keywords else exists(value) or explain_fault(lambda: read(value))
 
 
 def _read_calibration(value: str) -> None:
@@ -183,25 +181,12 @@ def source_rule(argument: str) -> Rule:
 
 def writable_rule(check: Callable[[str], None], *keywords: str) -> Rule:
     """A file or folder that can be written, or one of some words."""
-
-    def rule(value: str) -> Optional[str]:
-        try:
-            if value not in keywords:
-                check(value)
-        except BadInput as error:
-            return str(error)
-        return None
-
-    return rule
+    return lambda value: None if value in keywords else explain_fault(lambda: check(value))
 
 
 def check_cameras(value: str) -> Optional[str]:
     """Namespaces of one camera, or of several in a list."""
-    try:
-        check_namespaces(_split_list(value))
-    except BadInput as error:
-        return str(error)
-    return None
+    return explain_fault(lambda: check_namespaces(_split_list(value)))
 
 
 def _split_list(value: str) -> List[str]:
@@ -363,26 +348,22 @@ def _check_first_scan(given: Sequence[str]) -> List[str]:
     """Check that the first scan can be read, with the fields that it is said to have."""
     values = parse_arguments(given)
     scans, fields = values.get("scans", "none"), values.get("scan_fields", "auto")
-    if (scans, fields) == ("none", "auto"):
-        return []
-    try:
-        from edge_offload.perception.scene.scans import field_names, read_scan, scan_files
 
-        if fields != "auto":
-            field_names(fields)
-    except ImportError:
-        return []
-    except BadInput as error:
-        return [f"scan_fields:={fields}: {error}"]
-    if scans == "none":
-        return []
-    try:
+    def check_fields() -> None:
+        from edge_offload.perception.scene.scans import field_names
+
+        field_names(fields)
+
+    def read_first() -> None:
+        from edge_offload.perception.scene.scans import read_scan, scan_files
+
         _read_bag(scans) if scans.lower().endswith(".bag") else read_scan(scan_files(scans)[0], fields)
-    except ImportError:
-        return []
-    except BadInput as error:
-        return [f"scans:={scans}: {error}"]
-    return []
+
+    fault = explain_fault(check_fields) if fields != "auto" else None
+    if fault:
+        return [f"scan_fields:={fields}: {fault}"]
+    fault = explain_fault(read_first) if scans != "none" else None
+    return [f"scans:={scans}: {fault}"] if fault else []
 
 
 def _check_bag_images(given: Sequence[str]) -> List[str]:
@@ -395,16 +376,15 @@ def _check_bag_images(given: Sequence[str]) -> List[str]:
         or any(argument.endswith(("agrnav.launch", "patrol.launch")) for argument in given)
     ):
         return []
-    try:
+
+    def find_images() -> None:
         from edge_offload.nodes.camera.bag import image_topic
         from edge_offload.nodes.common.bags import open_bag
 
         image_topic(open_bag(bag), "" if topic == "camera/image_raw" else topic)
-    except ImportError:
-        return []
-    except BadInput as error:
-        return [f"{f'image_topic:={topic}' if topic else f'bag:={bag}'}: {error}"]
-    return []
+
+    fault = explain_fault(find_images)
+    return [f"{f'image_topic:={topic}' if topic else f'bag:={bag}'}: {fault}"] if fault else []
 
 
 def main(argv: Sequence[str]) -> int:
