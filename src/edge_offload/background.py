@@ -27,10 +27,6 @@ _threads: Set[threading.Thread] = set()
 _lock = threading.Lock()
 _over: Future[Any] = Future()
 _ended = threading.Event()
-#: Niceness of a thread that learns, measures or plans, ...
-NICE = 10
-#: ... and seconds after which it gives up the interpreter to a frame that wants it (Python's own: 5 ms).
-SWITCH_S = 0.1e-3
 #: Seconds that it waits for frames between two of its steps, at most; for which it then does not wait again, so that it
 #: gets on beside any load; and between looks.
 WAIT_S, GRACE_S, CHECK_S = 0.1, 0.025, 2e-3
@@ -86,11 +82,12 @@ def yielding() -> Iterator[None]:
     """
     global _yielding, _usual_s
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
     with _lock:
         if not _yielding:
             _usual_s = sys.getswitchinterval()
-            sys.setswitchinterval(SWITCH_S)
+            # it gives up the interpreter to a frame that wants it after 0.1 ms (Python's own: 5 ms)
+            sys.setswitchinterval(0.1e-3)
         _yielding += 1
     before, _own.yields = getattr(_own, "yields", False), True
     try:

@@ -37,7 +37,6 @@ DEFAULT_LINK_BYTES_PER_S = 11.6e6
 _LEAST_SLAB, _MOST_SLAB = 4 * 1024, 256 * 1024  # bytes of a sample that is really encoded
 _ASSUMED_SPEED = 150e6  # bytes/s of encoding and decoding an unknown codec, for planning the first sample
 _WEIGHT = 0.3  # of the newest measurement
-_REFRESH = 4  # choices between two samples of codecs not chosen
 _REPEATS = 2  # the first run of a codec in a thread also makes its contexts: the faster one counts
 
 Key = Tuple[str, str, str, int]
@@ -134,7 +133,8 @@ class Selector:
 
     def _try_codecs(self, kind: _Kind, names: List[str], array: Array, rate: float) -> None:
         fresh = [name for name in names if name not in kind.table]
-        if not fresh and kind.choices % _REFRESH:
+        # every fourth choice samples codecs that are not chosen
+        if not fresh and kind.choices % 4:
             return
         due = fresh
         if not due:

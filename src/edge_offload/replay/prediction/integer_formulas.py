@@ -36,8 +36,6 @@ RECENT = 3
 #: What has no formula in spite of many attempts is looked at again after ever more samples, up to two to the power of
 #: this less :data:`RECENT`.
 MAX_FAILURES = 9
-#: After so many more like the latest sample, those before that contradict it count no longer.
-SURE = 2
 #: What was known of an inference before a step, and the integers of that step.
 Sample = Tuple[Tuple[Tuple[int, ...], ...], Integers]
 #: Number of a call, and which of its integers.
@@ -75,7 +73,7 @@ class IntegerFormulas:
         self._made_in = made_in
         if sample in self._samples:
             self._repeats = self._repeats + 1 if sample == self._samples[-1] else 0
-            if self._repeats >= SURE and self._unexplained:  # whatever it was before, it has been this ever since
+            if self._repeats >= 2 and self._unexplained:  # whatever it was before, it has been this ever since
                 self._samples, self._stale, self._repeats = deque([sample], maxlen=MAX_SAMPLES), True, 0
             return
         self._repeats = 0

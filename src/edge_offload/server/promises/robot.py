@@ -10,14 +10,8 @@ from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.promises.planner import Client
 from edge_offload.server.promises.settings import choose_settings
 
-#: A promise holds on average over about this many seconds. A lower drop before permits this many times the difference
-#: now, but a plan deviates by at most half a bound.
-MEMORY_S, SPARE_GAIN, MOST_SPARE = 10.0, 2.0, 0.5
-#: Noisy results make sessions differ: their means over 20 s are within this share of the noise. Plans aim lower by as
-#: much, but at no less than this share of the bound.
-NOISE_SHARE, LEAST_SHARE = 0.21, 0.71
-#: The mean over 5 s exceeds so many bounds in at most 5 % of cases: it is within this share of the noise.
-WINDOW_BOUNDS, WINDOW_NOISE, LEAST_WINDOW_SHARE = 1.5, 0.5, 0.51
+#: A promise holds on average over about this many seconds.
+MEMORY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -27,16 +21,27 @@ class Rules:
     Attributes:
         horizon_s: length of a plan (seconds).
         most_spare: share of a bound by which a plan may exceed it, if earlier plans cost less.
+        spare_gain: a lower drop before permits so many times the difference now.
         planned: share of a bound that plans keep to.
+        noise_share: noisy results make sessions differ, whose means over 20 s are within this share of the noise: plans
+            aim lower by as much, but at no less than ``least_share`` of the bound.
+        window_noise: the mean over 5 s is within this share of the noise: it exceeds ``window_bounds`` bounds in at
+            most 5 % of cases, if plans aim at no less than ``least_window_share`` of the bound.
         fixed_intervals: intervals as in the text.
         caution: share of the usual reserve that is applied, 0 to 1.
     """
 
     # the text plans 1 s ahead; 2 s hold 5 to 30 % more robots, since intervals may be nearly as long as that
     horizon_s: float = 2.0
-    most_spare: float = MOST_SPARE
+    most_spare: float = 0.5
+    spare_gain: float = 2.0
     # plans aim at this share of the bound, since links are uneven
     planned: float = 0.965
+    noise_share: float = 0.21
+    least_share: float = 0.71
+    window_noise: float = 0.5
+    window_bounds: float = 1.5
+    least_window_share: float = 0.51
     fixed_intervals: bool = False
     caution: float = 1.0
 
@@ -74,10 +79,9 @@ class Robot:
         wish = self.client.wish
         remaining = rules.planned * wish.bound
         if rules.most_spare:
-            remaining = max(LEAST_SHARE * wish.bound, remaining - NOISE_SHARE * wish.noise)
-            remaining = max(
-                LEAST_WINDOW_SHARE * wish.bound, min(remaining, WINDOW_BOUNDS * wish.bound - WINDOW_NOISE * wish.noise)
-            )
+            remaining = max(rules.least_share * wish.bound, remaining - rules.noise_share * wish.noise)
+            within_window = rules.window_bounds * wish.bound - rules.window_noise * wish.noise
+            remaining = max(rules.least_window_share * wish.bound, min(remaining, within_window))
             remaining = wish.bound - rules.caution * (wish.bound - remaining)
         wish, interval = replace(wish, bound=remaining), self.interval
         if self.mean is None:
@@ -89,7 +93,7 @@ class Robot:
                 self.client, wish=wish, frame=self.frame + frames, arrival=arrival, fresh=True, interval=interval
             )
         most = rules.most_spare * wish.bound
-        spare = min(max((wish.bound - self.mean) * SPARE_GAIN, -most), most)
+        spare = min(max((wish.bound - self.mean) * rules.spare_gain, -most), most)
         return replace(self.client, wish=wish, frame=self.frame, arrival=self.arrival, spare=spare, interval=interval)
 
     @property

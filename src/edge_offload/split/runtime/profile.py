@@ -44,8 +44,6 @@ PASSES_S = 4.0
 SLOW_S = 0.05
 """Seconds. Slices of a slower operator are timed once, without a warm-up: earlier runs leave no useful caches."""
 
-SAMPLE_BYTES = 128 * 1024
-"""Size of a sample on which codecs are measured."""
 SAMPLE_PLACES = (0.5, 0.0, 1.0)
 """Places of the samples in a payload: 0 is its first row, 1 its last one."""
 PAUSE_S, PAUSE_STEPS = 0.05, 10
@@ -416,7 +414,7 @@ def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < 4096:
         return ()
     values = tensor.contiguous().numpy()
-    pieces = [np.ascontiguousarray(cut_slab(values, SAMPLE_BYTES, place)) for place in SAMPLE_PLACES]
+    pieces = [np.ascontiguousarray(cut_slab(values, 128 * 1024, place)) for place in SAMPLE_PLACES]
     array = pieces[0]
     speeds: List[CodecSpeed] = []
     for name in candidate_codecs(values, content_class(values)):

@@ -21,10 +21,6 @@ DECISION_PAIRS = (8, 16, 32, 64)
 COLD_PAIRS = 2
 #: Seconds within which two inferences are neighbours.
 NEIGHBOUR_S = 3.0
-#: While the divided plan is used one inference in so many runs the other, ...
-CHECK_EVERY = 20
-#: ... and if it is no faster in the median of so many of these pairs, both run in turns again.
-CHECK_PAIRS = 16
 #: Seconds until a divided plan that was not fast enough is tried again; twice as long each time, up to the second.
 RETRY_S, MOST_RETRY_S = 300.0, 3600.0
 
@@ -83,7 +79,8 @@ class PlanContest:
             self._half = None
         self._count += 1
         if used:
-            return self._count % CHECK_EVERY != 0
+            # while the divided plan is used, one inference in 20 runs the other
+            return self._count % 20 != 0
         return self._count % 2 == 1
 
     def record_inference(self, divided: bool, seconds: float) -> None:
@@ -110,7 +107,8 @@ class PlanContest:
         self._ratios.append(divided_s / undivided_s)
         count = len(self._ratios)
         if self._verdict:
-            if median(list(self._ratios)[-CHECK_PAIRS:]) >= 1.0:
+            # no faster in the median of the latest pairs: both run in turns again
+            if median(list(self._ratios)[-16:]) >= 1.0:
                 self._restart()
         elif count in DECISION_PAIRS:
             self.ratios = compare_ratios(self._ratios)

@@ -22,8 +22,6 @@ from edge_offload.native.loader import Library
 from edge_offload.server.promises.latencies import NEAR, Latencies
 from edge_offload.server.promises.packing import Batch, Pace
 
-#: A window exceeds the batch's time by at least this share of a frame interval; otherwise it is that of the next frame.
-LEAST_SLACK = 0.1
 #: If no robot is due, one gets an early slot after at least this share of its interval.
 EARLY_SHARE = 0.4
 
@@ -74,7 +72,8 @@ def make_windows(paces: Sequence[Pace], ways: Sequence[float], latencies: Latenc
     for pace, way in zip(paces, ways):
         spacing, early = pace.frame_interval, -(pace.tolerance or 0.0)
         batch = min(pace.batch, latencies.largest)
-        needed = way + latencies.batch_latency(batch) + early + LEAST_SLACK * spacing
+        # without a tenth of a frame interval to spare, it is the window of the next frame
+        needed = way + latencies.batch_latency(batch) + early + 0.1 * spacing
         frames = max(1, math.ceil(needed / spacing - NEAR))
         length = frames * spacing - way - early
         result.append(Window(pace.arrival + early, spacing, length, batch, pace.interval))
