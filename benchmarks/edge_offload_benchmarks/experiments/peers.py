@@ -23,7 +23,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.outputs import add_output
 from edge_offload_benchmarks.experiments.modes import ratio_interval
@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the module."""
-    from edge_offload import records
     from edge_offload.errors import BadInput
 
     if args.tiny:
@@ -70,12 +69,9 @@ def run(args: argparse.Namespace) -> int:
             of_kind = [way for way in chosen if way.kind == kind]
             if len(of_kind) > 1:
                 measure_kind(of_kind, pathlib.Path(folder), args, record)
-    record["load_average"] = max(record["load_average"], os.getloadavg()[0])
-    for line in format_record(record):
+    for line in format_gaps(record):
         print(line, file=sys.stderr)
     print(json.dumps(record))
-    if args.json is not None:
-        records.write(args.json, "peers_bench", record)
     return 0
 
 
@@ -117,11 +113,13 @@ def measure_kind(
                     started_values = measure_starts(served, program, addresses, args.starts, failures)
                     steady = measure_steady(served, program, addresses, args.pairs, failures)
                 add_rows(record, case, {name: {**started_values[name], **steady[name]} for name in steady}, failures)
+                save_record(record, args.json)
         if served_kind:
             failures = Failures()
             seconds, rounds = (0.5, 2) if args.tiny else (MANY_S, MANY_ROUNDS)
             values = measure_many(served, SERVED_NETWORK, args.clients, rounds, seconds, failures)
             add_rows(record, {"program": SERVED_NETWORK, "link": f"loopback, {args.clients} clients"}, values, failures)
+            save_record(record, args.json)
 
 
 def save_inputs(path: pathlib.Path) -> None:
@@ -161,7 +159,9 @@ def add_rows(record: Dict[str, Any], case: Dict[str, str], values: Mapping[str, 
         return
     differing = sorted(name for name, each in complete.items() if "differs" in each)
     for quantity in [name for name in complete[own] if name != "differs"]:
-        record["rows"].append({**case, **judge_quantity(quantity, own, complete), "differing": differing})
+        row = {**case, **judge_quantity(quantity, own, complete), "differing": differing}
+        record["rows"].append(row)
+        print(format_row(row), file=sys.stderr, flush=True)
 
 
 def judge_quantity(quantity: str, own: str, values: Mapping[str, Values]) -> Dict[str, Any]:
@@ -180,16 +180,26 @@ def judge_quantity(quantity: str, own: str, values: Mapping[str, Values]) -> Dic
     }  # fmt: skip
 
 
-def format_record(record: Dict[str, Any]) -> List[str]:
-    """A table, and what could not be measured."""
-    lines = []
-    for row in record["rows"]:
-        scale, unit = (1.0, "/s") if row["quantity"] == "answers" else (1e3, "ms")
-        values = ", ".join(f"{name} {value * scale:.1f}" for name, value in row["medians"].items())
-        middle, low, high = row["ratio"]
-        lines.append(
-            f"{row['program']:18} {row['link']:20} {row['quantity']:10} {values} {unit}; {middle:.3f} "
-            f"[{low:.3f}, {high:.3f}] x {row['best']}{'  BEHIND' if row['behind'] else ''}"
-        )
-    lines += [f"{name}: not installed: {reason}" for name, reason in record["absent"].items()]
+def save_record(record: Dict[str, Any], path: Optional[pathlib.Path]) -> None:
+    """Write what has been measured so far."""
+    from edge_offload import records
+
+    record["load_average"] = max(record["load_average"], os.getloadavg()[0])
+    if path is not None:
+        records.write(path, "peers_bench", record)
+
+
+def format_row(row: Dict[str, Any]) -> str:
+    """A row as a line of the table."""
+    scale, unit = (1.0, "/s") if row["quantity"] == "answers" else (1e3, "ms")
+    values = ", ".join(f"{name} {value * scale:.1f}" for name, value in row["medians"].items())
+    middle, low, high = row["ratio"]
+    where = f"{row['program']:18} {row['link']:20} {row['quantity']:10}"
+    ratio = f"{middle:.3f} [{low:.3f}, {high:.3f}] x {row['best']}"
+    return f"{where} {values} {unit}; {ratio}{'  BEHIND' if row['behind'] else ''}"
+
+
+def format_gaps(record: Dict[str, Any]) -> List[str]:
+    """Lines of what could not be measured."""
+    lines = [f"{name}: not installed: {reason}" for name, reason in record["absent"].items()]
     return lines + [f"{name}: failed: {reason}" for name, reason in record["failed"].items()]

@@ -15,7 +15,7 @@ def pack_tensors(tensors: Sequence[torch.Tensor]) -> bytes:
     """One message of several tensors."""
     parts = [struct.pack("<I", len(tensors))]
     for tensor in tensors:
-        values = np.ascontiguousarray(tensor.numpy())
+        values = tensor.contiguous().numpy()
         parts.append(struct.pack(f"<II{values.ndim}I", DTYPES.index(values.dtype.name), values.ndim, *values.shape))
         parts.append(values.tobytes())
     return b"".join(parts)
