@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from edge_offload_benchmarks.experiments import peers
 from edge_offload_benchmarks.peers import environments, ways
 from edge_offload_benchmarks.peers.raw_tensors import pack_tensors, unpack_tensors
 from edge_offload_benchmarks.peers.rounds import Failures, read_cpu_s
+from tests.server.server_rig import until
 
 #: Computes as a peer does, with what Python has.
 STAND_IN = """
@@ -82,6 +84,16 @@ def test_the_command_compares_a_served_network_with_a_peer_and_names_one_that_fa
     # a start includes torch, and an inference needs the processor of the server
     assert quantities["start"]["medians"]["litserve"] > quantities["steady"]["medians"]["litserve"]
     assert "x litserve" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_a_server_ends_with_the_processes_that_it_started(tmp_path):
+    child = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = f"import subprocess, time; print(subprocess.Popen({child!r}).pid, flush=True); time.sleep(600)"
+    with peers.serve(stand_in("parent", server), tmp_path) as served:
+        pid = int(served.process.wait_line(""))
+        assert psutil.pid_exists(pid)
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 20.0)
 
 
 def values(*numbers):

@@ -136,10 +136,19 @@ def save_inputs(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def serve(way: ways.Way, folder: pathlib.Path) -> Iterator[Served]:
-    """Run a way's server."""
+    """Run a way's server, and end it with the processes that it started."""
+    import psutil
+
     served = Served(way, SERVED_NETWORK, folder)
     with served.process:
-        yield served
+        try:
+            yield served
+        finally:
+            children = psutil.Process(served.process.pid).children(recursive=True) if served.process.alive else []
+            served.process.stop()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
 
 
 @contextlib.contextmanager
