@@ -30,6 +30,7 @@ from edge_offload_benchmarks.experiments.modes import ratio_interval
 from edge_offload_benchmarks.experiments.start import LINKS, emulated
 from edge_offload_benchmarks.peers import ways
 from edge_offload_benchmarks.peers.rounds import Failures, Served, Values, measure_many, measure_starts, measure_steady
+from edge_offload_benchmarks.processes import introduce_robots
 
 PROGRAMS, TINY_PROGRAMS = ("resnet18", "transformer"), ("tiny",)
 SERVED_NETWORK = "mobilenet_v3_large"
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for kind in (ways.DEVICE, ways.SERVED):
             of_kind = [way for way in chosen if way.kind == kind]
             if len(of_kind) > 1:
-                measure_kind(of_kind, pathlib.Path(folder), args, record)
+                measure_kind(of_kind, pathlib.Path(folder) / kind, args, record)
     for line in format_gaps(record):
         print(line, file=sys.stderr)
     print(json.dumps(record))
@@ -94,9 +95,11 @@ def measure_kind(
 ) -> None:
     """Measure ways of one kind beside each other, and add their rows."""
     served_kind = chosen[0].kind == ways.SERVED
+    folder.mkdir()
     if served_kind:
         save_inputs(folder / ways.INPUTS_FILE)
     programs = [SERVED_NETWORK] if served_kind else args.program or (TINY_PROGRAMS if args.tiny else PROGRAMS)
+    public, robots = introduce_robots(folder, [f"robot{number}" for number in range(args.clients)])
     with contextlib.ExitStack() as stack:
         started = [stack.enter_context(serve(way, folder)) for way in chosen]
         failures = Failures()
@@ -117,7 +120,9 @@ def measure_kind(
         if served_kind:
             failures = Failures()
             seconds, rounds = (0.5, 2) if args.tiny else (MANY_S, MANY_ROUNDS)
-            values = measure_many(served, SERVED_NETWORK, args.clients, rounds, seconds, failures)
+            for store in robots.values():
+                store.trust_server(f"tcp://{served[0].address}", public)
+            values = measure_many(served, SERVED_NETWORK, list(robots), rounds, seconds, failures)
             add_rows(record, {"program": SERVED_NETWORK, "link": f"loopback, {args.clients} clients"}, values, failures)
             save_record(record, args.json)
 

@@ -38,5 +38,5 @@ class NetworkApi(litserve.LitAPI):  # type: ignore[misc]
 
 if __name__ == "__main__":
     litserve.LitServer(NetworkApi(), accelerator="cpu").run(
-        host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False, log_level="warning"
+        host="127.0.0.1", port=int(sys.argv[2]), generate_client_file=False, log_level="warning", timeout_keep_alive=600
     )

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 from edge_offload.errors import EdgeOffloadError, RemoteError
 from edge_offload_benchmarks.peers.environments import make_search_path
-from edge_offload_benchmarks.peers.ways import Way
+from edge_offload_benchmarks.peers.ways import KEYS, Way
 from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import ONE_THREAD, Process, two_cores
 
@@ -56,9 +56,9 @@ class Served:
             time.sleep(0.05)
 
     @contextlib.contextmanager
-    def open_client(self, network: str, address: str) -> Iterator[Client]:
+    def open_client(self, network: str, address: str, keys: str = KEYS) -> Iterator[Client]:
         """Run a client whose server is at ``address``: a link's end, or the server itself."""
-        command = self.way.client(network, address, self._folder)
+        command = self.way.client(network, address, self._folder / keys)
         environment = {**ONE_THREAD, **make_search_path(), **self.way.variables(address)}
         with Process(command, environment, two_cores()[:1]) as process:
             yield Client(process)
@@ -179,16 +179,16 @@ def _measure_turn(values: Values, client: Client, server: int) -> None:
 
 
 def measure_many(
-    served: Sequence[Served], network: str, clients: int, rounds: int, seconds: float, failures: Failures
+    served: Sequence[Served], network: str, clients: Sequence[str], rounds: int, seconds: float, failures: Failures
 ) -> Dict[str, Values]:
-    """Answers per second of several clients of a way at once, the ways in turn, on loopback."""
+    """Answers per second of several clients of a way at once, by their key stores, the ways in turn, on loopback."""
     values: Dict[str, Values] = {each.way.name: {"answers": []} for each in served}
-    with contextlib.ExitStack() as stack, futures.ThreadPoolExecutor(clients) as threads:
+    with contextlib.ExitStack() as stack, futures.ThreadPoolExecutor(len(clients)) as threads:
         groups: Dict[str, List[Client]] = {}
         for each in served:
             name = each.way.name
             with failures.note(name):
-                opened = [each.open_client(network, each.address) for _ in range(clients)]
+                opened = [each.open_client(network, each.address, keys) for keys in clients]
                 groups[name] = [stack.enter_context(one) for one in opened]
                 for client in groups[name]:
                     client.await_start()

@@ -11,7 +11,8 @@ from edge_offload_benchmarks.peers.environments import RGPU, SERVING, SKYTORCH, 
 from edge_offload_benchmarks.processes import edge_offload
 
 PACKAGE = "edge_offload_benchmarks.peers"
-INPUTS_FILE, KEYS = "inputs.pt", "keys"
+#: Files of the bench: the inputs, and the key store of a server and of clients that are alone.
+INPUTS_FILE, KEYS = "inputs.pt", "server"
 DEVICE, SERVED = "device", "served"
 
 
@@ -23,7 +24,7 @@ class Way:
         name: in records.
         kind: ``device`` for programs that compute on a device of it, ``served`` for networks that the server has.
         server: its command, by network, port and folder of the bench.
-        client: command of a client, by network, address and folder.
+        client: its command, by network, address and key store, which lies in the folder of the bench.
         variables: of a client, by address.
         environment: None: the product's.
     """
@@ -47,9 +48,9 @@ def serve_product(network: str, port: int, folder: pathlib.Path) -> List[str]:
     return edge_offload("serve", "--bind", f"tcp://127.0.0.1:{port}", "--threads", "1", *options)
 
 
-def start_replay(network: str, address: str, folder: pathlib.Path) -> List[str]:
+def start_replay(network: str, address: str, keys: pathlib.Path) -> List[str]:
     """A program under ``exec``, with the mode that is its default."""
-    options = ["--server", f"tcp://{address}", "--keys", str(folder / KEYS), "--wait", "120"]
+    options = ["--server", f"tcp://{address}", "--keys", str(keys), "--wait", "120"]
     return [*edge_offload("exec", *options, "--"), sys.executable, "-m", f"{PACKAGE}.program", network, "cuda"]
 
 
@@ -61,8 +62,8 @@ def _make_served(name: str, environment: Optional[Environment]) -> Way:
     def serve(network: str, port: int, folder: pathlib.Path) -> List[str]:
         return _run_module(environment, f"{PACKAGE}.{name}_server", network, str(port))
 
-    def call(network: str, address: str, folder: pathlib.Path) -> List[str]:
-        ends = [address, str(folder / INPUTS_FILE), str(folder / KEYS)]
+    def call(network: str, address: str, keys: pathlib.Path) -> List[str]:
+        ends = [address, str(keys.with_name(INPUTS_FILE)), str(keys)]
         return _run_module(environment, f"{PACKAGE}.served_robot", name, network, *ends)
 
     return Way(name, SERVED, serve_product if environment is None else serve, call, environment=environment)
@@ -72,7 +73,7 @@ def _make_rgpu(name: str, device: str) -> Way:
     return Way(
         name, DEVICE,
         lambda network, port, folder: _run_module(RGPU, "rgpu.server", "--device", "cpu", "--port", str(port)),
-        lambda network, address, folder: _run_module(RGPU, f"{PACKAGE}.program", network, device),
+        lambda network, address, keys: _run_module(RGPU, f"{PACKAGE}.program", network, device),
         lambda address: {"RGPU_OPSERVER": address},
         RGPU,
     )  # fmt: skip
@@ -88,7 +89,7 @@ WAYS: Tuple[Way, ...] = (
         lambda network, port, folder: _run_module(
             SKYTORCH, "skytorch.torch.server", "--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"
         ),
-        lambda network, address, folder: _run_module(SKYTORCH, f"{PACKAGE}.program", network, f"sky@{address}"),
+        lambda network, address, keys: _run_module(SKYTORCH, f"{PACKAGE}.program", network, f"sky@{address}"),
         environment=SKYTORCH,
     ),
     _make_served("server", None),
