@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any, Callable, Dict, Iterator, List, Mapping
 
-from generate import corpus, faults, fleets, frames, gpu, links, shorten
+from generate import corpus, faults, fleets, frames, gpu, links, peers, shorten
 from generate.tables import Column
 from generate.tables import cell as _cell
 from generate.tables import exponent as _exponent
@@ -541,4 +541,5 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "gpu": gpu.gpu,
     "packets": links.packets,
     "levels": links.levels,
+    "peers": peers.peers,
 }
