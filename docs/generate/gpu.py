@@ -299,7 +299,8 @@ def _engines(records: Sequence[Mapping[str, Any]]) -> List[str]:
 def _pool(records: Sequence[Mapping[str, Any]]) -> List[str]:
     rows = [
         {
-            "name": one["name"], "batch": title.partition(" ")[2], "equal": batch["equal"], "error": f"{batch['error']:.1e}",
+            "name": one["name"], "batch": title.partition(" ")[2],
+            "equal": batch["equal"], "error": f"{batch['error']:.1e}",
             "undivided": one["undivided"]["ms"], "first": batch["stages"][0]["ms"], "second": batch["stages"][1]["ms"],
         }
         for one in records
