@@ -45,7 +45,7 @@ class Frames:
         if up:
             stages = {"uplink": up / RATE, "downlink": 0.003, "compute_server": 0.1}
         self.now += seconds
-        self.forecaster.note(
+        self.forecaster.learn_report(
             self.now, InferenceReport(mode, "", seconds, stages, up, 4000 if up else 0, 1 if up else 0), self.reading()
         )
 

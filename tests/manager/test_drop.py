@@ -28,7 +28,7 @@ def follow(
     while now < begin_s + seconds:
         stale_s = chance.choice([0.4, 0.8, 1.2])
         drop = intercept + slope(now) * stale_s + chance.gauss(0, noise)
-        estimator.compared(now, stale_s, min(1.0, max(0.0, drop)))
+        estimator.add_comparison(now, stale_s, min(1.0, max(0.0, drop)))
         now += 0.4
     return now - 0.4
 
@@ -115,7 +115,7 @@ def test_impossible_values_teach_nothing(stale_s: float, drop: float) -> None:
     follow(estimator, random.Random(6), lambda _: 0.2, seconds=5)
     before = estimator.curve(5.0)
     with pytest.raises(BadInput):
-        estimator.compared(5.0, stale_s, drop)
+        estimator.add_comparison(5.0, stale_s, drop)
     assert estimator.curve(5.0) == before
 
 

@@ -117,9 +117,9 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
         return InferenceReport(Mode.SERVER, "", seconds, stages, 200_000, 2000, 1)
 
     local = InferenceReport(Mode.LOCAL, "", 0.2, {"compute_robot": 0.2})
-    forecaster.note(0.0, local, link)
+    forecaster.learn_report(0.0, local, link)
     for _ in range(3):
-        forecaster.note(0.0, server(0.7), link)
+        forecaster.learn_report(0.0, server(0.7), link)
     now, ran = 0.0, []
     while now < 30.0:
         predicted = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER), link, {})
@@ -127,7 +127,7 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
         probed = explorer.choose(mode, now, predicted)[1]
         report = server(0.06) if mode is Mode.SERVER or probed else local
         now += report.total_s
-        forecaster.note(now, report, link)
+        forecaster.learn_report(now, report, link)
         ran.append((now, mode))
     assert ran[0][1] is Mode.LOCAL
     assert next(t for t, mode in ran if mode is Mode.SERVER) < 15.0
@@ -141,11 +141,11 @@ def test_a_mode_that_looked_worse_long_ago_is_retried_once_its_forecast_is_doubt
     def remote(mode, seconds):
         return InferenceReport(mode, "", seconds, {"uplink": 0.02, "compute_server": seconds - 0.02}, 200_000, 2000, 1)
 
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.3, {"compute_robot": 0.3}), link)
+    forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, "", 0.3, {"compute_robot": 0.3}), link)
     now = 0.0
     for number in range(40):  # split is the better one, then has bad luck for a while
         for mode, seconds in ((Mode.SPLIT, 0.06 if number < 30 else 0.14), (Mode.SERVER, 0.1)):
-            forecaster.note(now, remote(mode, seconds), link)
+            forecaster.learn_report(now, remote(mode, seconds), link)
             now += 0.1
     chosen = []
     while now < 400.0:
@@ -153,7 +153,7 @@ def test_a_mode_that_looked_worse_long_ago_is_retried_once_its_forecast_is_doubt
         mode = policy.decide(Situation(now, predicted)).mode
         chosen.append(mode)
         mode, _ = explorer.choose(mode, now, predicted)
-        forecaster.note(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
+        forecaster.learn_report(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
         now += 0.1
     assert chosen[0] is Mode.SERVER
     assert set(chosen[-100:]) == {Mode.SPLIT}
@@ -171,7 +171,7 @@ class _SlowRunner(Runner):
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         self.requested += 1
         assert self.go.wait(60.0)
         return Attempt((inputs[0] * 2,), {"compute_server": 0.0}, bytes_up=1000, round_trips=1)
@@ -254,7 +254,7 @@ def test_a_mode_with_plans_is_forecast_by_the_plan_for_the_bandwidth_of_now():
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
     for i in range(10):
         stages = {"uplink": 0.05, "compute_robot": 0.05}
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
     assert forecaster.forecast(1.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.12, rel=0.01)
     assert forecaster.forecast(1.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.36, rel=0.01), "20 % above its plan"
 
@@ -265,11 +265,11 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
 
     forecaster = Forecaster(planned=planned)
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 0.2e6))
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.4, {"compute_robot": 0.4}), slow)
+    forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, "", 0.4, {"compute_robot": 0.4}), slow)
     for i in range(10):
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.9, {"uplink": 0.4}, 500_000, 0, 1), fast)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.9, {"uplink": 0.4}, 500_000, 0, 1), fast)
     for i in range(10, 20):
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
     assert forecaster.forecast(2.0, Mode.LOCAL, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").unavailable_reason == "no server"
@@ -302,8 +302,8 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
     for mode, seconds in ((Mode.SERVER, 0.12), (Mode.SPLIT, 0.1)):
         for i in range(10):
             stages = {"uplink": 0.05, "compute_server": seconds - 0.05}
-            forecaster.note(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
-    forecaster.late(2.0, Mode.SPLIT, 0.6)
+            forecaster.learn_report(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
+    forecaster.raise_latency(2.0, Mode.SPLIT, 0.6)
     stuck = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 1.0)
     assert forecaster.forecast(3.0, Mode.SPLIT, stuck).latency_s > 0.5
     second = LinkReading(rtt_s=2.6e-3)
@@ -314,7 +314,7 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
 def test_an_uncertain_link_is_expected_to_take_longer():
     forecaster = Forecaster()
     sure, unsure = (LinkReading(10e6, 10e6, error, error, 2.6e-3, "passive", 9, 0.0) for error in (0.1, 1.0))
-    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.13, {"uplink": 0.1}, 1_000_000, 0, 1), sure)
+    forecaster.learn_report(0.0, InferenceReport(Mode.SERVER, "", 0.13, {"uplink": 0.1}, 1_000_000, 0, 1), sure)
     certain, doubtful = (forecaster.forecast(0.0, Mode.SERVER, link).latency_s for link in (sure, unsure))
     assert certain == pytest.approx(0.13, rel=0.03)
     assert doubtful == pytest.approx(0.03 + 0.1 * math.exp(0.5), rel=0.03)
@@ -325,7 +325,7 @@ def test_a_busy_server_is_expected_to_delay_a_frame_once_the_queue_estimate_is_o
     forecaster = Forecaster(busy_s=lambda now: busy_s[0])
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
     stages = {"uplink": 0.02, "compute_server": 0.03}
-    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
+    forecaster.learn_report(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
     idle = forecaster.forecast(20.0, Mode.SERVER, link).latency_s
     busy_s[0] = 0.4
     assert forecaster.forecast(0.0, Mode.SERVER, link).latency_s == pytest.approx(idle, abs=0.01), "just measured"

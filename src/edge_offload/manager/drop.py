@@ -144,7 +144,7 @@ class DropEstimator:
         """Carried results that were compared."""
         return self._samples
 
-    def compared(self, now: float, stale_s: float, drop: float) -> None:
+    def add_comparison(self, now: float, stale_s: float, drop: float) -> None:
         """Learn that a result carried for ``stale_s`` lost ``drop`` against the network's own for that frame.
 
         Args:
@@ -238,7 +238,7 @@ class DropEstimator:
 
 
 def check_comparison(now: float, stale_s: float, drop: float) -> None:
-    """Refuse what cannot be a comparison; arguments as :meth:`DropEstimator.compared`.
+    """Refuse what cannot be a comparison; arguments as :meth:`DropEstimator.add_comparison`.
 
     Raises:
         BadInput: it cannot.

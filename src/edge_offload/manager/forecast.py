@@ -207,7 +207,7 @@ class Forecaster:
         self._disturbed = False
         self._modes: Dict[Mode, _ModeHistory] = {}
 
-    def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+    def learn_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
         on_robot = report.mode is Mode.LOCAL
         if TABLE[report.mode].needs_link and not report.round_trips:
@@ -219,14 +219,14 @@ class Forecaster:
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         self._note(now, report, reading)
 
-    def late(self, now: float, mode: Mode, waited_s: float) -> None:
+    def raise_latency(self, now: float, mode: Mode, waited_s: float) -> None:
         """A frame waited so long for ``mode`` and got nothing; nor would it have from what stands in for that."""
         for each in (mode, BRIDGE) if mode is BRIDGED else (mode,):
             history = self._of(each)
             if history.frames:
                 history.late(now, waited_s)
 
-    def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+    def learn_late_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A remote result came after its frame was over: where its time went is known now."""
         self._note(now, report, reading)
 

@@ -116,7 +116,7 @@ class Carrying(Generic[Result]):
             stale_s = (source - retained.source) / 1e9
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
-                self.drops.compared(now, stale_s, lost)
+                self.drops.add_comparison(now, stale_s, lost)
                 self._compared(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source

@@ -131,9 +131,9 @@ class CarryThread(Generic[Result]):
         if self._local_worker is not None:
             self._local_worker.start()
 
-    def put(self, frame: Frame) -> bool:
+    def offer_frame(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
-        taken = self._slot.put(frame)
+        taken = self._slot.offer_frame(frame)
         self._events.post(self._take_frame, first=True)
         return taken
 
@@ -172,7 +172,7 @@ class CarryThread(Generic[Result]):
         return self._slot.counts
 
     def _take_frame(self) -> None:
-        frame = self._slot.take(0.0)
+        frame = self._slot.take_frame(0.0)
         if frame is None:
             return
         self.loop.flush()
@@ -188,7 +188,7 @@ class CarryThread(Generic[Result]):
         self.health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._local_worker is not None:
-            self._latest.put(frame)
+            self._latest.offer_frame(frame)
 
     def _run_local(self, frame: Frame) -> None:
         assert self._task.local_algorithm is not None

@@ -122,17 +122,17 @@ class SweepView(SensorView):
 
     def _on_sweep(self, message: Any) -> None:
         self._topic.note_arrival()
-        self._sink.put(self._arrivals.make_frame(message, time.monotonic()))
+        self._sink.offer_frame(self._arrivals.make_frame(message, time.monotonic()))
 
-    def prepare(self, frame: Frame) -> PreparedSweep:
+    def prepare_frame(self, frame: Frame) -> PreparedSweep:
         if frame.pixels is None:
             return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         return self._pipeline.prepare_occupancy(frame.pixels, frame.received_s)
 
-    def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
-        return self.node.infer(frame, (prepared.occupancy,))
+    def infer_frame(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        return self.node.run_network(frame, (prepared.occupancy,))
 
-    def finish(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
+    def finish_frame(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
         """Publish the result of a sweep, or have it carried to the newest one."""
         result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
@@ -158,7 +158,7 @@ class SweepView(SensorView):
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
         follows = self._carrier.add_frame(frame.instant, frame.pixels, self._look_up_pose(frame).transform) and same
-        self.node.slot.put(frame)
+        self.node.slot.offer_frame(frame)
         return follows
 
     def _look_up_pose(self, frame: Frame) -> Pose:

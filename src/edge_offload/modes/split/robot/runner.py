@@ -132,7 +132,7 @@ class SplitRunner(Runner):
         self._handles.replace(specs, opened)
         return opened
 
-    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+    def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """Implement :class:`~edge_offload.modes.runner.Runner`."""
         del meta
         specs = specs_of(inputs)
