@@ -43,7 +43,7 @@ def learner(monkeypatch):
 @pytest.fixture
 def row():
     made = TicketLock()
-    background.first(made)
+    background.yield_to(made)
     return made
 
 
@@ -70,7 +70,7 @@ def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row)
 
 def test_a_removed_frame_order_is_not_waited_for(learner):
     row = TicketLock()
-    background.first(row)
+    background.yield_to(row)
     row.reserve_place()
     del row
     gc.collect()
@@ -187,7 +187,7 @@ class Listener:
 
 def test_the_end_of_learning_is_reported_once_nothing_learns_any_more():
     listener = Listener()
-    background.when_learnt(listener.note_end)
+    background.on_learning_ended(listener.note_end)
     with background.yielding():
         with background.yielding():
             pass

@@ -96,7 +96,7 @@ class _Stages:
 
     def prepare_frame(self, shot: Shot, place: int) -> Tuple[NetworkInput, int]:
         """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
-        return self._pipeline.prepare(shot.bgr, shot.received_s), place
+        return self._pipeline.prepare_input(shot.bgr, shot.received_s), place
 
     def infer_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
         """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""

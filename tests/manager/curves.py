@@ -30,7 +30,7 @@ def check_curves(
         estimator.add_comparison(
             now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), *features
         )
-        estimator.compared_local(now, chance.random())
+        estimator.add_local_comparison(now, chance.random())
         curve = estimator.curve(now, *features)
         assert 0 <= curve.intercept <= 1
         assert 0 <= curve.slope < math.inf

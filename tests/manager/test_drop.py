@@ -94,7 +94,7 @@ def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> N
     chance = random.Random(5)
     now = follow(estimator, chance, lambda _: 0.3)
     for step in range(30):
-        estimator.compared_local(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
+        estimator.add_local_comparison(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
     curve = estimator.curve(now + 12)
     assert curve.local == pytest.approx(0.35, abs=0.05)
     assert not curve.prefers_local(0.3)

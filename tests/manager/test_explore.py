@@ -25,9 +25,16 @@ from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import Expected, InferenceReport
 
 
-def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason="", doubt_s=0.1):
+def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason="", standard_error_s=0.1):
     server = Forecast(
-        Mode.SERVER, server_s, 0.01, 1.0, unavailable_reason, floor_s=floor_s, age_s=age_s, doubt_s=doubt_s
+        Mode.SERVER,
+        server_s,
+        0.01,
+        1.0,
+        unavailable_reason,
+        floor_s=floor_s,
+        age_s=age_s,
+        standard_error_s=standard_error_s,
     )
     return {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2, 0.01, 1.0, age_s=0.1), Mode.SERVER: server}
 
@@ -45,9 +52,11 @@ def count_explored(explorer, mode, frames, every_s=0.2, **made):
 
 def test_expected_improvement_is_the_mean_of_what_is_gained():
     chance = random.Random(1)
-    for latency_s, doubt_s in ((0.2, 0.05), (0.3, 0.05), (0.15, 0.1)):
-        drawn = [max(0.0, 0.2 - chance.gauss(latency_s, doubt_s)) for _ in range(200_000)]
-        expected = expected_improvement(Forecast(Mode.SERVER, latency_s, age_s=0.0, doubt_s=doubt_s), 0.2)
+    for latency_s, standard_error_s in ((0.2, 0.05), (0.3, 0.05), (0.15, 0.1)):
+        drawn = [max(0.0, 0.2 - chance.gauss(latency_s, standard_error_s)) for _ in range(200_000)]
+        expected = expected_improvement(
+            Forecast(Mode.SERVER, latency_s, age_s=0.0, standard_error_s=standard_error_s), 0.2
+        )
         assert expected == pytest.approx(sum(drawn) / len(drawn), abs=3e-4)
     assert expected_improvement(Forecast(Mode.SERVER, 0.15, age_s=0.0), 0.2) == pytest.approx(0.05)
 
@@ -60,10 +69,16 @@ def test_at_most_one_frame_in_fifty_explores(mode):
 
 
 def test_a_mode_that_cannot_pay_for_a_frame_is_not_tried_until_it_is_uncertain():
-    assert count_explored(Explorer(), Mode.SERVER, 1000, server_s=0.02, doubt_s=0.0) == 0, "local is ten times as slow"
+    assert count_explored(Explorer(), Mode.SERVER, 1000, server_s=0.02, standard_error_s=0.0) == 0, (
+        "local is ten times as slow"
+    )
     slow = {Mode.SERVER: Forecast(Mode.SERVER, 0.1, 0.01, age_s=0.1)}
-    for doubt_s, age_s, expected in ((0.02, 5.0, Mode.SERVER), (0.08, 5.0, Mode.SPLIT), (0.02, 900.0, Mode.SPLIT)):
-        split = Forecast(Mode.SPLIT, 0.15, 0.01, age_s=age_s, doubt_s=doubt_s)
+    for standard_error_s, age_s, expected in (
+        (0.02, 5.0, Mode.SERVER),
+        (0.08, 5.0, Mode.SPLIT),
+        (0.02, 900.0, Mode.SPLIT),
+    ):
+        split = Forecast(Mode.SPLIT, 0.15, 0.01, age_s=age_s, standard_error_s=standard_error_s)
         assert Explorer().choose(Mode.SERVER, 0.0, {**slow, Mode.SPLIT: split})[0] is expected
 
 

@@ -70,38 +70,48 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
 
 
 def test_a_mode_is_replaced_only_when_worse_by_the_margin_beyond_doubt():
-    for better, doubt_s, expected in ((0.098, 0.0, Mode.SERVER), (0.096, 0.0, Mode.LOCAL), (0.09, 0.006, Mode.SERVER)):
+    for better, standard_error_s, expected in (
+        (0.098, 0.0, Mode.SERVER),
+        (0.096, 0.0, Mode.LOCAL),
+        (0.09, 0.006, Mode.SERVER),
+    ):
         policy = LatencyPolicy(Knobs(margin=0.03))
         made = forecasts((0.3, 1), (0.1, 1))
         assert decide(policy, made).mode is Mode.SERVER
-        made[Mode.LOCAL] = Forecast(Mode.LOCAL, better, 0.001, 1.0, doubt_s=doubt_s)
+        made[Mode.LOCAL] = Forecast(Mode.LOCAL, better, 0.001, 1.0, standard_error_s=standard_error_s)
         assert decide(policy, made).mode is expected
 
 
 def test_a_rejected_mode_is_readmitted_when_it_is_no_worse_by_the_margin():
     policy = LatencyPolicy()
     assert decide(policy, three_modes(0.2, 0.1)).mode is Mode.SPLIT
-    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it is expected to be 4 % worse"
-    assert decide(policy, three_modes(0.102, 0.1, doubt_s=0.004)).mode is Mode.REPLAY
-    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.REPLAY, "and is not left for so little"
+    assert decide(policy, three_modes(0.104, 0.1, standard_error_s=0.004)).mode is Mode.SPLIT, (
+        "it is expected to be 4 % worse"
+    )
+    assert decide(policy, three_modes(0.102, 0.1, standard_error_s=0.004)).mode is Mode.REPLAY
+    assert decide(policy, three_modes(0.104, 0.1, standard_error_s=0.004)).mode is Mode.REPLAY, (
+        "and is not left for so little"
+    )
 
 
 def test_chance_switches_nothing_between_two_bounds():
     policy, chance = LatencyPolicy(), random.Random(3)
     chosen = [
-        decide(policy, three_modes(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), doubt_s=0.003)).mode
+        decide(
+            policy, three_modes(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), standard_error_s=0.003)
+        ).mode
         for _ in range(2000)
     ]
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 40
     assert chosen.count(Mode.REPLAY) > 1700
 
 
-def three(local, server, split, unavailable_reason="", doubt_s=0.0):
+def three(local, server, split, unavailable_reason="", standard_error_s=0.0):
     """Situation of latencies, with an obstacle to everything remote."""
     return {
         Mode.LOCAL: Forecast(Mode.LOCAL, local, 0.001, 1.0),
         Mode.SERVER: Forecast(Mode.SERVER, server, 0.001, 1.0, unavailable_reason),
-        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, unavailable_reason, doubt_s=doubt_s),
+        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, unavailable_reason, standard_error_s=standard_error_s),
     }
 
 
@@ -113,20 +123,20 @@ def test_an_outage_does_not_change_estimates_of_the_remote_modes():
         assert decide(policy, three(0.4, server, 0.1)).mode is expected
 
 
-def three_modes(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
+def three_modes(replay, split, server=0.3, standard_error_s=0.0, energy=(0.5, 0.6)):
     """Situation of latencies of the remote modes, with the same doubt of each."""
     made = {Mode.LOCAL: Forecast(Mode.LOCAL, 0.9, 0.001, 9.0)}
     for mode, seconds, joules in (
         (Mode.SERVER, server, 0.5), (Mode.REPLAY, replay, energy[0]), (Mode.SPLIT, split, energy[1])
     ):  # fmt: skip
-        made[mode] = Forecast(mode, seconds, 0.001, joules, doubt_s=doubt_s)
+        made[mode] = Forecast(mode, seconds, 0.001, joules, standard_error_s=standard_error_s)
     return made
 
 
 def test_within_the_doubt_the_order_is_replay_split_server_local():
     assert decide(LatencyPolicy(), three_modes(0.1, 0.098)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.003)).mode is Mode.SPLIT
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, standard_error_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, standard_error_s=0.003)).mode is Mode.SPLIT
     assert decide(LatencyPolicy(), three_modes(0.3, 0.101, server=0.1)).mode is Mode.SPLIT
     near = {**three_modes(0.3, 0.3, server=0.1), Mode.LOCAL: Forecast(Mode.LOCAL, 0.098, 0.001, 0.1)}
     assert decide(LatencyPolicy(), near).mode is Mode.SERVER
@@ -146,9 +156,9 @@ def test_a_covariance_makes_a_small_difference_certain():
     together = {Mode.REPLAY: 0.01, Mode.SPLIT: 0.01}
     made = {
         mode: replace(forecast, covariance=together if mode in together else {})
-        for mode, forecast in three_modes(0.11, 0.1, doubt_s=0.01).items()
+        for mode, forecast in three_modes(0.11, 0.1, standard_error_s=0.01).items()
     }
-    assert decide(LatencyPolicy(), three_modes(0.11, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.11, 0.1, standard_error_s=0.01)).mode is Mode.REPLAY
     assert decide(LatencyPolicy(), made).mode is Mode.SPLIT
 
 
@@ -445,8 +455,8 @@ def test_uncertainty_of_the_link_widens_only_remote_modes():
     forecaster.learn_report(1.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(1 * MB))
     vague = LinkReading(1 * MB, 1 * MB, 0.8, 0.8, 2.6e-3, "passive", 9, 0.0)
     sure, unsure = (forecaster.forecast(1.0, Mode.SERVER, reading) for reading in (at(1 * MB), vague))
-    assert unsure.doubt_s > 0.15 > sure.doubt_s
-    local = [forecaster.forecast(1.0, Mode.LOCAL, reading).doubt_s for reading in (at(1 * MB), vague)]
+    assert unsure.standard_error_s > 0.15 > sure.standard_error_s
+    local = [forecaster.forecast(1.0, Mode.LOCAL, reading).standard_error_s for reading in (at(1 * MB), vague)]
     assert local[0] == local[1]
 
 
@@ -454,10 +464,10 @@ def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little()
     policy = LatencyPolicy()
     made = forecasts((0.2, 1.0), (0.1, 0.5))
     assert decide(policy, made).mode is Mode.SERVER
-    doubtful = replace(made[Mode.SERVER], latency_s=0.24, doubt_s=0.1)
+    doubtful = replace(made[Mode.SERVER], latency_s=0.24, standard_error_s=0.1)
     for _ in range(20):
         assert decide(policy, {**made, Mode.SERVER: doubtful}).mode is Mode.SERVER
-    certain = replace(doubtful, doubt_s=0.005)
+    certain = replace(doubtful, standard_error_s=0.005)
     assert [decide(policy, {**made, Mode.SERVER: certain}).mode for _ in range(3)][-1] is Mode.LOCAL
 
 

@@ -20,7 +20,7 @@ def test_the_newest_frame_is_taken_and_the_older_one_superseded():
     slot = LatestFrameQueue()
     slot.offer_frame("old")
     slot.offer_frame("new")
-    assert slot.take_frame() == "new"
+    assert slot.take_next_frame() == "new"
     counts = slot.counts
     assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (2, 1, 1, 0)
 
@@ -35,7 +35,7 @@ def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
             slot.offer_frame(number)
             number += 1
         else:
-            item = slot.take_frame(timeout_s=0)
+            item = slot.take_next_frame(timeout_s=0)
             if item is not None:
                 taken.append(item)
         counts = slot.counts
@@ -55,7 +55,7 @@ def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_oth
             waiting[step] = min(capacity, waiting.get(step, 0) + 1)
             others.setdefault(step, Counter())
             continue
-        frame = slot.take_frame(timeout_s=0)
+        frame = slot.take_next_frame(timeout_s=0)
         assert (frame is None) == (not any(waiting.values()))
         if frame is None:
             continue
@@ -83,7 +83,7 @@ def test_sources_that_always_have_a_frame_go_round():
         slot.offer_frame((name, 0))
     taken = []
     for number in range(1, 10):
-        taken.append(slot.take_frame())
+        taken.append(slot.take_next_frame())
         for name in ("front", "front", "front", "left", "rear"):  # one of them sends three times as often
             slot.offer_frame((name, number))
     assert [name for name, _ in taken] == ["front", "left", "rear"] * 3
@@ -104,7 +104,7 @@ def test_sources_go_round_as_tasks_that_lose_alike_do_in_the_turns_of_a_patrol()
     for name in ("front", "left", "rear"):
         slot.offer_frame(name)
     for name in names:
-        assert slot.take_frame() == name
+        assert slot.take_next_frame() == name
         slot.offer_frame(name)
 
 
@@ -354,7 +354,7 @@ def test_while_no_frame_may_start_the_newest_one_replaces_the_waiting_one():
     slot, now = LatestFrameQueue(), []
     slot.offer_frame("old")
     taken = []
-    taker = threading.Thread(target=lambda: taken.append(slot.take_frame(wait_s=lambda: 0.0 if now else math.inf)))
+    taker = threading.Thread(target=lambda: taken.append(slot.take_next_frame(wait_s=lambda: 0.0 if now else math.inf)))
     taker.start()
     slot.offer_frame("new")
     now.append(1)

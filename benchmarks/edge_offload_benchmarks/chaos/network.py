@@ -119,7 +119,7 @@ class Carried:
         return taken
 
     def _take(self) -> None:
-        shot = self.frames.take_frame(0.0)
+        shot = self.frames.take_next_frame(0.0)
         if shot is None:
             return
         self._slot.offer_frame(shot)

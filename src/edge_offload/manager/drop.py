@@ -183,7 +183,7 @@ class DropEstimator:
         least = self._habits.mean_gain
         self._mean += (max(least, 1 / (self._samples + 10)) if least else 0.0) * (self._state - self._mean)
 
-    def compared_local(self, now: float, drop: float) -> None:
+    def add_local_comparison(self, now: float, drop: float) -> None:
         """Learn the local algorithm's ``drop`` against the network's own result for the same frame.
 
         Raises:

@@ -138,29 +138,29 @@ class Watch:
         self._mark: Optional[Tuple[float, int]] = None
         self.longest_s = 0.0
 
-    def has_stopped(self, now: float, quiet_s: float, given: int, acked: int) -> bool:
+    def has_stopped(self, now: float, quiet_s: float, queued_bytes: int, acked_bytes: int) -> bool:
         """Tell whether the robot should begin.
 
         Args:
             now: seconds, monotonic.
             quiet_s: for how long a sign of life has been overdue.
-            given: bytes given to the connection so far.
-            acked: bytes acknowledged by the next hop so far.
+            queued_bytes: bytes given to the connection so far.
+            acked_bytes: bytes acknowledged by the next hop so far.
         """
         self.longest_s = max(self.longest_s, quiet_s)
-        return quiet_s > self._limit_s or self._crawls(now, given, acked)
+        return quiet_s > self._limit_s or self._crawls(now, queued_bytes, acked_bytes)
 
-    def _crawls(self, now: float, given: int, acked: int) -> bool:
-        backlog = given - acked
+    def _crawls(self, now: float, queued_bytes: int, acked_bytes: int) -> bool:
+        backlog = queued_bytes - acked_bytes
         if backlog < BACKLOG_BYTES:
             self._mark = None
             return False
         if self._mark is None:
-            self._mark = (now, acked)
+            self._mark = (now, acked_bytes)
         since_s, before = self._mark
         if now - since_s < self._limit_s:
             return False
-        pace = (acked - before) / (now - since_s)
+        pace = (acked_bytes - before) / (now - since_s)
         return backlog > pace * self._local_s
 
 

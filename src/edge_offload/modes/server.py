@@ -208,7 +208,7 @@ class ServerRunner(Runner):
 
     def handle(self, specs: Specs) -> Optional[int]:
         """Return the handle of the open model for these inputs; None: it is not open."""
-        return self._handles.get(specs)
+        return self._handles.get_handle(specs)
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
         """Open again what was open before the connection broke. For the client's ``on_state``; returns at once."""
@@ -225,7 +225,7 @@ class ServerRunner(Runner):
     def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
-        handle = self._handles.get(specs)
+        handle = self._handles.get_handle(specs)
         if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
         started_s = time.monotonic()

@@ -116,7 +116,7 @@ class ModeCosts:
     ) -> None:
         self._queueing_s = queueing_s
         self._name, self._runners, self._client, self._silent = name, runners, client, silent
-        self._compared = settings.compared
+        self._forecast_modes = settings.forecast_modes
         self._load = ServerLoad(client)
         starting = PREPARED if settings.bridges else ()
         self.forecaster = Forecaster(settings.powers, self._planned, self._load.waiting_s, starting)
@@ -124,7 +124,7 @@ class ModeCosts:
         self.explorer = Explorer()
         self.inputs: Sequence[torch.Tensor] = ()
         self._lock = threading.Lock()
-        background.when_learnt(self.forecaster.disturb)
+        background.on_learning_ended(self.forecaster.disturb)
 
     def reading(self, now: float) -> LinkReading:
         """Return the estimate of the link."""
@@ -159,7 +159,7 @@ class ModeCosts:
     ) -> Situation:
         """Return a policy's inputs; arguments as those of the module's."""
         obstacles: Dict[Mode, str] = {}
-        for mode in self._compared:
+        for mode in self._forecast_modes:
             if self.offers(mode):
                 why = ""
                 if mode in PREPARED:

@@ -239,7 +239,9 @@ class Hedge:
             if on_late_result is not None:
                 report_result = on_late_result
                 out.add_done_callback(
-                    lambda done: report_result(time.monotonic() - started_s, None if done.exception() else done.result())
+                    lambda done: report_result(
+                        time.monotonic() - started_s, None if done.exception() else done.result()
+                    )
                 )
         waited_s = max(0.0, rival.requested_s - started_s)
         reason = f"the server did not answer within {waited_s:.3f} s" if lost is None else str(lost)

@@ -67,7 +67,7 @@ class OffloadedModule:
     ) -> None:
         self.name, self._client, self._settings = name, client, ModuleSettings(**settings)
         self.frames = FramesInFlight(self._settings.in_flight)
-        background.first(self.frames)
+        background.yield_to(self.frames)
         self._hedge = Hedge()
         self.runners = ModeRunners(name, module, client, self._settings)
         self.costs = ModeCosts(

@@ -109,7 +109,7 @@ class Arrivals:
         header.frame_id = frame_name(header.frame_id)
         with self._lock:
             instant = self._timeline.make_instant(header.stamp.to_nsec(), received_s, _clock_ns())
-            until_s = waits_until(received_s, self._interval.note_arrival(received_s), self._params)
+            until_s = waits_until(received_s, self._interval.update_interval(received_s), self._params)
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._health.count("recordings that began anew")

@@ -105,7 +105,9 @@ class LatestFrameQueue(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def take_frame(self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0) -> Optional[T]:
+    def take_next_frame(
+        self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0
+    ) -> Optional[T]:
         """Take the oldest frame of the source whose turn it is; wait until there is one.
 
         Args:
@@ -189,7 +191,7 @@ class Worker(Generic[T]):
     def _run_work(self) -> None:
         self._begin()
         while True:
-            item = self._slot.take_frame()
+            item = self._slot.take_next_frame()
             if item is None:
                 return
             try:
@@ -273,7 +275,7 @@ class FramePipeline(Generic[T]):
     def _run_next(self) -> bool:
         """Take one frame and work on it; return False when the queue is closed and empty."""
         with self._take_lock:
-            item = self._slot.take_frame(wait_s=lambda: self._wait_s(list(self._taken_s)))
+            item = self._slot.take_next_frame(wait_s=lambda: self._wait_s(list(self._taken_s)))
             if item is None:
                 return False
             taken_s = time.monotonic()

@@ -51,7 +51,7 @@ import rospy
 from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.bandwidth import TopicReading, informed
+from edge_offload.manager.bandwidth import TopicReading, apply_topic_reading
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -253,7 +253,7 @@ class OffloadManagerNode(Node):
         with self._lock:
             situation = situation_of(message, time.monotonic(), self._frame_budget())
             deciding = self._deciding_for(message.task)
-            deciding.situation, problem = informed(situation, self._reading, self._started_s)
+            deciding.situation, problem = apply_topic_reading(situation, self._reading, self._started_s)
             if problem:
                 self.health.warn("bandwidth", problem)
             else:

@@ -60,7 +60,7 @@ class PeopleView(CameraView):
 
     def prepare_frame(self, frame: Frame) -> PreparedImage:
         bgr = image_to_bgr(frame.message) if frame.pixels is None else frame.pixels
-        return PreparedImage(bgr, (bgr.shape[1], bgr.shape[0]), self._pipeline.prepare(bgr, frame.received_s))
+        return PreparedImage(bgr, (bgr.shape[1], bgr.shape[0]), self._pipeline.prepare_input(bgr, frame.received_s))
 
     def infer_frame(self, frame: Frame, prepared: PreparedImage) -> Inferred:
         facts = {"image": list(prepared.size), "options": self.params["model_options"]}
