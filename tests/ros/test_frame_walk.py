@@ -25,11 +25,11 @@ MOST_FILES, MOST_LINES, MOST_BETWEEN = 47, 400, 4
 
 
 def listed() -> list[str]:
-    """The files of the architecture page's table."""
+    """The files of the architecture page's list."""
     page = (ROOT / "docs/explanation/architecture.md").read_text()
     section = page[page.index("## One frame, file by file") : page.index("## Who runs operators")]
     names, folder = [], ""
-    for name in re.findall(r"`([a-z_/]+\.py)`", section.split("| --- |", 1)[1]):
+    for name in re.findall(r"`([a-z_/]+\.py)`", section.split("\n- ", 1)[1]):
         if (SOURCE / name).is_file():
             folder = os.path.dirname(name)
         else:
