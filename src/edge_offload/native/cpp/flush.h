@@ -111,7 +111,7 @@ inline void check_room(int64_t bytes) {
 inline void announce_if_complete() {
   auto& s = state();
   if (s.expected < 0) return;
-  const auto& announced = *s.announced[s.expected];
+  const auto& announced = *s.known[s.expected];
   const auto& words = s.pending.words;
   if (s.pending.payloads.size() != s.expected_payloads || words.size() > announced.words.size() ||
       !std::equal(words.begin(), words.end(), announced.words.begin()))
