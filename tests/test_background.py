@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from edge_offload import background
-from edge_offload.manager.in_flight import FrameOrder
+from edge_offload.manager.in_flight import TicketLock
 
 
 @pytest.fixture
@@ -42,36 +42,36 @@ def learner(monkeypatch):
 
 @pytest.fixture
 def row():
-    made = FrameOrder()
-    background.first(made)
+    made = TicketLock()
+    background.yield_to(made)
     return made
 
 
 def test_a_step_waits_for_the_frames_that_are_under_way(learner, row):
-    places = row.place(), row.place()
+    places = row.reserve_place(), row.reserve_place()
     passed = learner(60.0)
     assert not passed.wait(0.2)
-    row.done(places[0])
+    row.release_place(places[0])
     assert not passed.wait(0.2), "one is still under way"
-    row.done(places[1])
+    row.release_place(places[1])
     assert passed.wait(60.0)
 
 
 def test_the_wait_for_frames_ends_at_its_limit(learner, row):
-    row.place()
+    row.reserve_place()
     assert learner(0.01).wait(60.0)
 
 
 def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row):
     assert learner(3600.0).wait(60.0)
-    row.place()
+    row.reserve_place()
     assert learner(3600.0, yields=False).wait(60.0)
 
 
 def test_a_removed_frame_order_is_not_waited_for(learner):
-    row = FrameOrder()
-    background.first(row)
-    row.place()
+    row = TicketLock()
+    background.yield_to(row)
+    row.reserve_place()
     del row
     gc.collect()
     assert learner(3600.0).wait(60.0)
@@ -81,7 +81,7 @@ def test_after_a_wait_in_vain_it_goes_on_for_a_while(monkeypatch, row):
     """Beside frames without end it gets on at a rate of its own, whatever its steps take."""
     monkeypatch.setattr(background, "WAIT_S", 0.01)
     monkeypatch.setattr(background, "GRACE_S", 3600.0)
-    row.place()
+    row.reserve_place()
     passed = threading.Event()
 
     def work():
@@ -116,12 +116,12 @@ def some_calls():
 
 def test_what_has_no_steps_waits_for_frames_too(monkeypatch, row):
     monkeypatch.setattr(background, "WAIT_S", 60.0)
-    place = row.place()
+    place = row.reserve_place()
     over = sliced(some_calls)
     assert not over.wait(0.2)
-    row.done(place)
+    row.release_place(place)
     assert over.wait(60.0)
-    row.place()
+    row.reserve_place()
     assert sliced(some_calls, yields=False).wait(60.0), "nobody is to wait there"
 
 
@@ -131,10 +131,10 @@ def test_a_step_within_slices_ends_with_the_frames_wherever_a_slice_ends(monkeyp
     monkeypatch.setattr(background, "_ended", threading.Event())
     for calls in range(1, 120):
         monkeypatch.setattr(background, "CALLS", calls)
-        place = row.place()
+        place = row.reserve_place()
         over = sliced(background.give_way)
         assert not over.wait(0.01)
-        row.done(place)
+        row.release_place(place)
         assert over.wait(10.0), calls
 
 
@@ -187,7 +187,7 @@ class Listener:
 
 def test_the_end_of_learning_is_reported_once_nothing_learns_any_more():
     listener = Listener()
-    background.when_learnt(listener.note_end)
+    background.on_learning_ended(listener.note_end)
     with background.yielding():
         with background.yielding():
             pass

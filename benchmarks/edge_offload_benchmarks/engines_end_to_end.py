@@ -166,10 +166,10 @@ def compare_people(model: str, engines: Sequence[str], frames: Dict[int, Array])
     rows = []
     for name in engines:
         executor = ModuleExecutor(estimator.module, engine=name)
-        executor.run([placed[0][0]])
+        executor.run_module([placed[0][0]])
         executor.engine_ready(READY_S)
         for image, _ in placed[1:3]:
-            executor.run([image])
+            executor.run_module([image])
         row: Dict[str, Any] = {
             "engine": name,
             "frames": len(placed),
@@ -179,10 +179,10 @@ def compare_people(model: str, engines: Sequence[str], frames: Dict[int, Array])
             "keypoint_px": 0.0,
         }
         for image, place in placed:
-            done = executor.run([image])
+            done = executor.run_module([image])
             if done.engine == EAGER:
                 raise RemoteError(f"engine {name} is not in force: {executor.engine_state()[0]}")
-            want = estimator.interpret(eager.run([image]).outputs, place)
+            want = estimator.interpret(eager.run_module([image]).outputs, place)
             have = estimator.interpret(done.outputs, place)
             row["people"] += len(want.boxes)
             if len(want.boxes) != len(have.boxes):

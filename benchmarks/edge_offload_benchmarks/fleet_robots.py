@@ -241,7 +241,7 @@ class _Real:
             captured = started_at + frame * content.interval
             due = self.promise.wants(captured)
             if (due or self.habit == "greedy") and not (self.habit == "silent" and not self.promise.fallback_reason):
-                turn = self.promise.turn(captured) if due else {}
+                turn = self.promise.describe_slot(captured) if due else {}
                 if turn or self.habit == "greedy" or not self._under_way:
                     self._send(frame, captured, turn, started_at)
             if self.admitted_s is None and not self.promise.fallback_reason:
@@ -267,7 +267,7 @@ class _Real:
                 self.errors.append(str(error)[:200])
                 return
             self.answered += 1
-            self.promise.travelled(captured, done.result().transfer)
+            self.promise.add_transfer_times(captured, done.result().transfer)
             self.last.append((shown, done.result()))
             self._note_result(frame, time.monotonic() - started_at)
 
@@ -279,8 +279,8 @@ class _Real:
         stride = frame - newest
         if 0 < stride <= FAR:
             lost = float(rate.drop(robot.number, np.array([frame]), np.array([stride]))[0])
-            robot.drops.compared(usable, stride * rate.interval, lost)
-            self.promise.compared(stride * rate.interval, lost)
+            robot.drops.add_comparison(usable, stride * rate.interval, lost)
+            self.promise.add_comparison(stride * rate.interval, lost)
         robot.results.append((frame, usable))
 
     def _notified(self, kind: str, body: Dict[str, Any], buffers: Any) -> None:

@@ -71,7 +71,7 @@ class Robot:
         slot: LatestFrameQueue[Shot] = LatestFrameQueue()
         pipeline = FramePipeline(
             slot, stages, self.module.frames,
-            lambda taken_s: self.module.frames.wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
+            lambda taken_s: self.module.frames.frame_wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
         )  # fmt: skip
         pipeline.start()
         started_at = time.monotonic()
@@ -80,7 +80,7 @@ class Robot:
             if due >= started_at + LEAD_S + seconds:
                 break
             time.sleep(max(0.0, due - time.monotonic()))
-            slot.put(Shot(number, image, time.monotonic()))
+            slot.offer_frame(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
         drained = pipeline.drain(60.0)
         return {"drained": drained, "failed": stages.failed, **_summarise_block(done, slot, started_at + LEAD_S, ended)}
@@ -94,25 +94,25 @@ class _Stages:
         self._pipeline = PeoplePipeline(robot.estimator)
         self.failed: List[str] = []
 
-    def prepare(self, shot: Shot, place: int) -> Tuple[NetworkInput, int]:
+    def prepare_frame(self, shot: Shot, place: int) -> Tuple[NetworkInput, int]:
         """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
-        return self._pipeline.prepare(shot.bgr, shot.received_s), place
+        return self._pipeline.prepare_input(shot.bgr, shot.received_s), place
 
-    def infer(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
+    def infer_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
         """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, place = prepared
         return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
 
-    def finish(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
+    def finish_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
         """Record a result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, size = prepared[0], (shot.bgr.shape[1], shot.bgr.shape[0])
         outputs, inference = inferred
         result = self._pipeline.finish(image, outputs, inference, shot.received_s, size)
-        self._module.frames.note(result.report)
+        self._module.frames.learn_costs(result.report)
         self._module.situation(image.inputs)
         self._done.append((shot.number, time.monotonic(), result.report))
 
-    def fail(self, shot: Shot, error: BaseException) -> None:
+    def fail_frame(self, shot: Shot, error: BaseException) -> None:
         """Raise the error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(repr(error))
 

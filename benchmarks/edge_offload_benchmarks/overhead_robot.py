@@ -129,7 +129,9 @@ def by_module(
         RemoteError: its split does not get open.
     """
     module = OffloadedModule(model, network, client, hedging=False)
-    source = ModelSource(model, {}, network, lambda: registry.state_hash(network), module.runners.local.run)
+    source = ModelSource(
+        model, {}, network, lambda: registry.state_hash(network), module.runners.local.attempt_inference
+    )
     runner = SplitRunner(source, client, planner="device_only")
     module.add_runner(runner)
     wait_open(module, Mode.SPLIT, inputs, OPEN_S)

@@ -45,7 +45,9 @@ class ContentDropEstimator(DropEstimator):
         effect = (0.0, EFFECT * self._habits.slope_error, self._habits.intercept_s)
         return [*super()._dimensions(), *[effect] * len(self._features)]
 
-    def compared(self, now: float, stale_s: float, drop: float, content: Optional[Mapping[str, float]] = None) -> None:
+    def add_comparison(
+        self, now: float, stale_s: float, drop: float, content: Optional[Mapping[str, float]] = None
+    ) -> None:
         """Learn from a comparison; ``content``: features, on average over that time.
 
         Raises:

@@ -133,7 +133,7 @@ def _take_turns(
         for place in range(len(rivals)):
             one = rivals[(place + turn) % len(rivals)]
             wall, cpu = time.perf_counter(), time.process_time()
-            outputs = executors[one.engine].run(given).outputs
+            outputs = executors[one.engine].run_module(given).outputs
             one.cpu_s.append(time.process_time() - cpu)
             one.wall_s.append(time.perf_counter() - wall)
             results[one.engine] = outputs
@@ -155,14 +155,14 @@ def _measure_errors(
     given = inputs[:most]
     report(f"errors on {len(given)} inputs, from torch and from float64")
     with torch.inference_mode():
-        eager = [plain.run(one).outputs for one in given]
+        eager = [plain.run_module(one).outputs for one in given]
         exact = [_run_in_float64(precise, one) for one in given]
     for rival in rivals:
         if rival.engine == EAGER:
             outputs = eager
         else:
             executor, (rival.restart_s, rival.restart_cpu_s) = _start_engine(dense, device, rival.engine, given)
-            outputs = [executor.run(one).outputs for one in given]
+            outputs = [executor.run_module(one).outputs for one in given]
             executor.close()
         rival.error = max(_largest_error(want, have) for want, have in zip(eager, outputs))
         if all(one is not None for one in exact):
@@ -175,11 +175,11 @@ def _start_engine(
     """Return an executor whose engine is ready, and the seconds and processor seconds until it was built."""
     started_s, spent = time.monotonic(), time.process_time()
     executor = ModuleExecutor(module, device, engine)
-    executor.run(inputs[0])
+    executor.run_module(inputs[0])
     executor.engine_ready(BUILD_S)
     taken = (time.monotonic() - started_s, time.process_time() - spent)
     for trial in _trial_inputs(inputs):
-        executor.run(trial)
+        executor.run_module(trial)
     return executor, taken
 
 

@@ -25,7 +25,7 @@ class Ended(BaseException):
 
 _threads: Set[threading.Thread] = set()
 _lock = threading.Lock()
-_over: Future[Any] = Future()
+_shutdown: Future[Any] = Future()
 _ended = threading.Event()
 #: Seconds that it waits for frames between two of its steps, at most; for which it then does not wait again, so that it
 #: gets on beside any load; and between looks.
@@ -34,7 +34,7 @@ WAIT_S, GRACE_S, CHECK_S = 0.1, 0.025, 2e-3
 CALLS = 1000
 _yielding = 0
 _usual_s = sys.getswitchinterval()
-_own = threading.local()
+_thread_state = threading.local()
 _learning_ended: List[weakref.WeakMethod[Callable[[], object]]] = []
 
 
@@ -56,7 +56,7 @@ def start(name: str, work: Callable[..., object], *args: Any, over: Optional[Fut
     """
 
     def run() -> None:
-        _own.over = over
+        _thread_state.over = over
         try:
             check()
             work(*args)
@@ -68,7 +68,7 @@ def start(name: str, work: Callable[..., object], *args: Any, over: Optional[Fut
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     with _lock:
-        if _over.done():
+        if _shutdown.done():
             return
         _threads.add(thread)
     thread.start()
@@ -89,11 +89,11 @@ def yielding() -> Iterator[None]:
             # it gives up the interpreter to a frame that wants it after 0.1 ms (Python's own: 5 ms)
             sys.setswitchinterval(0.1e-3)
         _yielding += 1
-    before, _own.yields = getattr(_own, "yields", False), True
+    before, _thread_state.yields = getattr(_thread_state, "yields", False), True
     try:
         yield
     finally:
-        _own.yields = before
+        _thread_state.yields = before
         with _lock:
             _yielding -= 1
             over = not _yielding
@@ -105,19 +105,19 @@ def yielding() -> Iterator[None]:
                 ended()
 
 
-def learns() -> bool:
+def is_learning() -> bool:
     """Tell whether something of this process is :func:`yielding`."""
     return _yielding > 0
 
 
-def when_learnt(ended: Callable[[], object]) -> None:
+def on_learning_ended(ended: Callable[[], object]) -> None:
     """Have a method called whenever nothing of this process is :func:`yielding` any more, while its object lives."""
     with _lock:
         _learning_ended[:] = [reference for reference in _learning_ended if reference() is not None]
         _learning_ended.append(weakref.WeakMethod(ended))
 
 
-def first(work: Work) -> None:
+def yield_to(work: Work) -> None:
     """Let yielding threads wait from now on while ``work`` is busy, as long as that lives."""
     _first.add(work)
 
@@ -131,22 +131,22 @@ def give_way() -> None:
     Raises:
         Ended: see :func:`check`.
     """
-    if getattr(_own, "waits", False):
+    if getattr(_thread_state, "waits", False):
         return
     check()
-    if not getattr(_own, "yields", False) or time.monotonic() < getattr(_own, "grace_s", 0.0):
+    if not getattr(_thread_state, "yields", False) or time.monotonic() < getattr(_thread_state, "grace_s", 0.0):
         return
     until_s = time.monotonic() + WAIT_S
-    _own.waits = True
+    _thread_state.waits = True
     try:
         while any(work.busy for work in list(_first)):
             if time.monotonic() >= until_s:
-                _own.grace_s = time.monotonic() + GRACE_S
+                _thread_state.grace_s = time.monotonic() + GRACE_S
                 return
             _ended.wait(CHECK_S)
             check()
     finally:
-        _own.waits = False
+        _thread_state.waits = False
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def sliced() -> Iterator[None]:
     at any of them: not for what holds a lock that frames need. Does nothing in a thread that is not :func:`yielding`,
     or whose calls somebody else counts already (a profiler).
     """
-    if not getattr(_own, "yields", False) or sys.getprofile() is not None:
+    if not getattr(_thread_state, "yields", False) or sys.getprofile() is not None:
         yield
         return
     calls = 0
@@ -182,8 +182,8 @@ def check() -> None:
     Raises:
         Ended: this is a background thread, and the process ends, or nobody wants any more what it does.
     """
-    own = getattr(_own, "over", None)
-    if (_over.done() and threading.current_thread() in _threads) or (own is not None and own.done()):
+    over = getattr(_thread_state, "over", None)
+    if (_shutdown.done() and threading.current_thread() in _threads) or (over is not None and over.done()):
         raise Ended
 
 
@@ -194,25 +194,25 @@ def result(future: Future[Any], timeout_s: float) -> Any:
         concurrent.futures.TimeoutError: it has not come within ``timeout_s``.
         Ended: see :func:`check`.
     """
-    own = getattr(_own, "over", None)
-    wait((future, _over, *(() if own is None else (own,))), timeout_s, FIRST_COMPLETED)
+    over = getattr(_thread_state, "over", None)
+    wait((future, _shutdown, *(() if over is None else (over,))), timeout_s, FIRST_COMPLETED)
     check()
     if not future.done():
         raise FutureTimeout(f"no answer within {timeout_s:g} s")
     return future.result()
 
 
-def when_over(callback: Callable[[], object]) -> None:
-    """Have ``told`` called when the process ends."""
-    _over.add_done_callback(lambda _: callback())
+def on_shutdown(callback: Callable[[], object]) -> None:
+    """Have ``callback`` called when the process ends."""
+    _shutdown.add_done_callback(lambda _: callback())
 
 
 def end() -> None:
     """End all of it, now and for good; blocks until the threads are gone. Called by itself when the process ends."""
     with _lock:
-        if not _over.done():
+        if not _shutdown.done():
             _ended.set()
-            _over.set_result(None)
+            _shutdown.set_result(None)
         threads = [thread for thread in _threads if thread is not threading.current_thread()]
     for thread in threads:
         thread.join()

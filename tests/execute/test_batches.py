@@ -31,7 +31,7 @@ def test_a_batch_of_people_networks_is_what_single_frames_are(name: str, size: i
     assert not verdict.reason
     assert verdict.error <= MAX_RELATIVE_ERROR
     for frame, together in zip(frames, batches.run(frames)):
-        single = executor.run(frame)
+        single = executor.run_module(frame)
         assert len(single.outputs) == len(together.outputs)
         assert together.engine == f"eager batch {size}"
         for want, batched in zip(single.outputs, together.outputs):
@@ -61,7 +61,7 @@ def test_a_module_without_batches_is_mapped_over_them() -> None:
     verdict = batches.compare_batch(frames)
     assert not verdict.reason
     for frame, together in zip(frames, batches.run(frames)):
-        for want, batched in zip(executor.run(frame).outputs, together.outputs):
+        for want, batched in zip(executor.run_module(frame).outputs, together.outputs):
             batched.mul_(1)  # results are the caller's
             assert want.shape == batched.shape
             assert torch.allclose(want, batched, rtol=1e-5, atol=1e-5)
@@ -98,7 +98,7 @@ def test_one_frame_runs_as_in_the_executor() -> None:
     executor = ModuleExecutor(build_module("movenet"))
     frame = frames_of(1, 3, 64, 64)[0]
     single = BatchExecutor(executor).run([frame])[0]
-    assert all(torch.equal(a, b) for a, b in zip(single.outputs, executor.run(frame).outputs))
+    assert all(torch.equal(a, b) for a, b in zip(single.outputs, executor.run_module(frame).outputs))
     assert single.engine == "eager"
 
 

@@ -82,7 +82,7 @@ def test_collecting_starts_on_time_and_restores_everything():
 
 
 def test_a_thread_that_gives_way_counts_as_learning():
-    assert not background.learns()
+    assert not background.is_learning()
     with background.yielding():
-        assert background.learns()
-    assert not background.learns()
+        assert background.is_learning()
+    assert not background.is_learning()

@@ -113,11 +113,11 @@ def test_a_frame_that_lies_otherwise_is_read_as_what_it_is(runner: None) -> None
 def computed_by(network: nn.Module, frames: int = 6) -> str:
     """Runs frames on an executor as a server's; each has to be right. What computed the last one."""
     executor = ModuleExecutor(network, engine="exact")
-    done = executor.run([frame()])
+    done = executor.run_module([frame()])
     assert executor.engine_ready(60)
     for _ in range(frames):
         x = frame()
-        done = executor.run([x])
+        done = executor.run_module([x])
         with torch.inference_mode():
             assert all(torch.equal(one, other) for one, other in zip(done.outputs, _several(network(x))))
     assert not executor.engine_state()[1], "nobody has to look at it"
@@ -128,7 +128,7 @@ def test_a_servers_network_is_computed_by_steps_once_they_were_compared() -> Non
     assert seats.TRIALS < 6
     network = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.SiLU(), nn.Linear(6, 3), nn.Softmax(1)).eval()
     assert computed_by(network).startswith(STEPS)
-    assert ModuleExecutor(network).run([frame()]).engine == "eager", "a robot's is as ever"
+    assert ModuleExecutor(network).run_module([frame()]).engine == "eager", "a robot's is as ever"
 
 
 def by_item(net: Function, x: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,7 @@ def test_a_network_that_remembers_the_last_frame_is_left_to_torch() -> None:
     engines = set()
     for number in range(8):
         x = frame()
-        done = executor.run([x])
+        done = executor.run_module([x])
         assert executor.engine_ready(60)
         if number > seats.TRIALS + 1:
             engines.add(done.engine)

@@ -153,7 +153,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize("what", [lambda x: {"a": x}, lambda x: (x, 3), lambda x: None])
 def test_what_is_no_tensor_is_refused_by_name(what):
     with pytest.raises(Unsupported, match="the model returned a"):
-        ModuleExecutor(Returns(what)).run([torch.ones(1)])
+        ModuleExecutor(Returns(what)).run_module([torch.ones(1)])
 
 
 def test_a_gpu_without_memory_is_retried_later_and_a_failed_one_never():
@@ -207,7 +207,7 @@ def test_what_an_executor_makes_without_a_device_is_on_its_gpu(monkeypatch, devi
 
 def test_executor_leaves_training_mode_and_writes_no_gradients():
     executor = ModuleExecutor(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.9)))
-    one, two = (executor.run([torch.ones(1, 4)]).outputs[0] for _ in range(2))
+    one, two = (executor.run_module([torch.ones(1, 4)]).outputs[0] for _ in range(2))
     assert torch.equal(one, two)
     assert not one.requires_grad
     one.add_(1)
@@ -217,7 +217,7 @@ def test_module_sees_contiguous_aligned_inputs_whatever_comes():
     executor = ModuleExecutor(Returns(lambda x: torch.tensor([x.data_ptr() % 64, x.is_contiguous()])))
     base = torch.zeros(13, 8)
     for odd in (base.reshape(-1)[1:], base.t(), base[:, 3:]):
-        assert executor.run([odd]).outputs[0].tolist() == [0, 1]
+        assert executor.run_module([odd]).outputs[0].tolist() == [0, 1]
 
 
 DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool]

@@ -27,8 +27,10 @@ def check_curves(
         now += chance.choice([0.0, 1e-3, 0.4, 30.0, -5.0])
         content = draw_content()
         features = () if content is None else (content,)
-        estimator.compared(now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), *features)
-        estimator.compared_local(now, chance.random())
+        estimator.add_comparison(
+            now, chance.choice([1e-3, 0.4, 60.0]), chance.choice([0.0, 1.0, chance.random()]), *features
+        )
+        estimator.add_local_comparison(now, chance.random())
         curve = estimator.curve(now, *features)
         assert 0 <= curve.intercept <= 1
         assert 0 <= curve.slope < math.inf

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edge_offload.link.estimate.estimator import LinkReading
-from edge_offload.manager.bandwidth import TOPIC, TRANSFERS, TopicReading, informed
+from edge_offload.manager.bandwidth import TOPIC, TRANSFERS, TopicReading, apply_topic_reading
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.policy import LatencyPolicy, Situation
 from edge_offload.mode import Mode
@@ -30,7 +30,7 @@ def situation(measured=None, server_s=0.05):
 
 
 def test_forecasts_follow_the_topic_where_it_is_newer_and_the_reason_names_it():
-    informed_situation, problem = informed(situation(), TopicReading(reading(0.5 * MB), NOW), 0.0)
+    informed_situation, problem = apply_topic_reading(situation(), TopicReading(reading(0.5 * MB), NOW), 0.0)
     assert not problem
     assert informed_situation.source == TOPIC
     assert informed_situation.bandwidth == informed_situation.link == reading(0.5 * MB)
@@ -40,13 +40,15 @@ def test_forecasts_follow_the_topic_where_it_is_newer_and_the_reason_names_it():
     decision = LatencyPolicy().decide(informed_situation)
     assert decision.mode is Mode.LOCAL
     assert "0.50 MB/s±10% up by offload/bandwidth" in decision.reason
-    fast, _ = informed(situation(reading(0.5 * MB, age_s=20.0), 0.43), TopicReading(reading(10 * MB), NOW), 0.0)
+    fast, _ = apply_topic_reading(
+        situation(reading(0.5 * MB, age_s=20.0), 0.43), TopicReading(reading(10 * MB), NOW), 0.0
+    )
     assert LatencyPolicy().decide(fast).mode is Mode.SERVER
 
 
 @pytest.mark.parametrize("reported", [None, TopicReading(reading(0.5 * MB), NOW - 4.0)])
 def test_a_silent_monitor_changes_nothing_and_is_reported(reported):
-    informed_situation, problem = informed(situation(reading(10 * MB)), reported, 0.0)
+    informed_situation, problem = apply_topic_reading(situation(reading(10 * MB)), reported, 0.0)
     assert "silent" in problem
     assert informed_situation.forecasts == situation().forecasts
     assert (informed_situation.bandwidth, informed_situation.source) == (None, TRANSFERS)
@@ -54,22 +56,24 @@ def test_a_silent_monitor_changes_nothing_and_is_reported(reported):
 
 
 def test_a_monitor_that_has_had_no_time_to_speak_is_not_reported():
-    assert informed(situation(), None, NOW - 1.0)[1] == ""
+    assert apply_topic_reading(situation(), None, NOW - 1.0)[1] == ""
 
 
 def test_a_topic_that_contradicts_transfers_is_ignored_and_reported():
-    informed_situation, problem = informed(situation(reading(10 * MB)), TopicReading(reading(0.5 * MB), NOW), 0.0)
+    informed_situation, problem = apply_topic_reading(
+        situation(reading(10 * MB)), TopicReading(reading(0.5 * MB), NOW), 0.0
+    )
     assert problem == "offload/bandwidth says 0.5 MB/s up, the frames' transfers 10: the latter count"
     assert informed_situation.forecasts == situation().forecasts
     assert informed_situation.bandwidth.uplink == 0.5 * MB, "what it said is kept"
     vague = replace(reading(0.5 * MB), uplink_error=1.5, downlink_error=1.5)
-    assert informed(situation(reading(10 * MB)), TopicReading(vague, NOW), 0.0)[1] == "", (
+    assert apply_topic_reading(situation(reading(10 * MB)), TopicReading(vague, NOW), 0.0)[1] == "", (
         "who is so unsure contradicts nobody"
     )
 
 
 def test_an_old_measurement_of_the_topic_is_no_contradiction_but_does_not_count_either():
-    informed_situation, problem = informed(
+    informed_situation, problem = apply_topic_reading(
         situation(reading(10 * MB)), TopicReading(reading(0.5 * MB, age_s=8.0), NOW), 0.0
     )
     assert not problem
@@ -78,13 +82,13 @@ def test_an_old_measurement_of_the_topic_is_no_contradiction_but_does_not_count_
 
 
 def test_a_topic_without_a_rate_and_a_robot_without_a_server_change_no_forecast():
-    informed_situation, problem = informed(situation(), TopicReading(LinkReading(), NOW), 0.0)
+    informed_situation, problem = apply_topic_reading(situation(), TopicReading(LinkReading(), NOW), 0.0)
     assert (informed_situation.forecasts, problem) == (situation().forecasts, "")
     local_only = Situation(NOW, {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2)})
-    assert informed(local_only, None, 0.0) == (local_only, "")
+    assert apply_topic_reading(local_only, None, 0.0) == (local_only, "")
 
 
 def test_a_rate_of_almost_nothing_forecasts_no_more_than_a_transfer_can_mean():
-    informed_situation, _ = informed(situation(), TopicReading(reading(1.0), NOW), 0.0)
+    informed_situation, _ = apply_topic_reading(situation(), TopicReading(reading(1.0), NOW), 0.0)
     assert 9.0 < informed_situation.forecasts[Mode.SERVER].latency_s < 11.0
     assert math.isfinite(informed_situation.forecasts[Mode.SERVER].error_s)

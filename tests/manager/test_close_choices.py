@@ -45,7 +45,7 @@ class Frames:
         if up:
             stages = {"uplink": up / RATE, "downlink": 0.003, "compute_server": 0.1}
         self.now += seconds
-        self.forecaster.note(
+        self.forecaster.learn_report(
             self.now, InferenceReport(mode, "", seconds, stages, up, 4000 if up else 0, 1 if up else 0), self.reading()
         )
 
@@ -114,7 +114,7 @@ def test_common_uncertainty_of_the_link_counts_only_where_modes_use_it_different
 
     def forecast(mode, size, compute_s):
         unknown_s = size / link.cautious.uplink * 0.2
-        return Forecast(mode, 0.2, 0.01, 1.0, doubt_s=math.hypot(compute_s, unknown_s), bytes_up=size)
+        return Forecast(mode, 0.2, 0.01, 1.0, standard_error_s=math.hypot(compute_s, unknown_s), bytes_up=size)
 
     split = forecast(Mode.SPLIT, 150_000, 0.003)
     assert ratio_deviation(split, forecast(Mode.REPLAY, 150_000, 0.004), link) == pytest.approx(0.005 / 0.2)
@@ -122,4 +122,4 @@ def test_common_uncertainty_of_the_link_counts_only_where_modes_use_it_different
     another = forecast(Mode.REPLAY, 400_000, 0.004)
     assert ratio_deviation(split, another, link) == pytest.approx(math.hypot(0.005, more_s) / 0.2)
     local = Forecast(Mode.LOCAL, 0.2, 0.01, 1.0)
-    assert ratio_deviation(split, local, link) == pytest.approx(split.doubt_s / 0.2)
+    assert ratio_deviation(split, local, link) == pytest.approx(split.standard_error_s / 0.2)

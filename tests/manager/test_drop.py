@@ -28,7 +28,7 @@ def follow(
     while now < begin_s + seconds:
         stale_s = chance.choice([0.4, 0.8, 1.2])
         drop = intercept + slope(now) * stale_s + chance.gauss(0, noise)
-        estimator.compared(now, stale_s, min(1.0, max(0.0, drop)))
+        estimator.add_comparison(now, stale_s, min(1.0, max(0.0, drop)))
         now += 0.4
     return now - 0.4
 
@@ -93,7 +93,7 @@ def test_the_local_algorithm_is_followed_and_preferred_where_it_is_better() -> N
     chance = random.Random(5)
     now = follow(estimator, chance, lambda _: 0.3)
     for step in range(30):
-        estimator.compared_local(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
+        estimator.add_local_comparison(now + 0.4 * step, 0.35 + chance.gauss(0, 0.03))
     curve = estimator.curve(now + 12)
     assert curve.local == pytest.approx(0.35, abs=0.05)
     assert curve.carried(0.3) <= curve.local < curve.carried(2.0)
@@ -113,7 +113,7 @@ def test_impossible_values_teach_nothing(stale_s: float, drop: float) -> None:
     follow(estimator, random.Random(6), lambda _: 0.2, seconds=5)
     before = estimator.curve(5.0)
     with pytest.raises(BadInput):
-        estimator.compared(5.0, stale_s, drop)
+        estimator.add_comparison(5.0, stale_s, drop)
     assert estimator.curve(5.0) == before
 
 

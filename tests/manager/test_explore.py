@@ -25,9 +25,16 @@ from edge_offload.runtime.module import OffloadedModule
 from edge_offload.timing import Expected, InferenceReport
 
 
-def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason="", doubt_s=0.1):
+def forecasts(server_s=0.6, age_s=100.0, floor_s=0.02, unavailable_reason="", standard_error_s=0.1):
     server = Forecast(
-        Mode.SERVER, server_s, 0.01, 1.0, unavailable_reason, floor_s=floor_s, age_s=age_s, doubt_s=doubt_s
+        Mode.SERVER,
+        server_s,
+        0.01,
+        1.0,
+        unavailable_reason,
+        floor_s=floor_s,
+        age_s=age_s,
+        standard_error_s=standard_error_s,
     )
     return {Mode.LOCAL: Forecast(Mode.LOCAL, 0.2, 0.01, 1.0, age_s=0.1), Mode.SERVER: server}
 
@@ -45,9 +52,11 @@ def count_explored(explorer, mode, frames, every_s=0.2, **made):
 
 def test_expected_improvement_is_the_mean_of_what_is_gained():
     chance = random.Random(1)
-    for latency_s, doubt_s in ((0.2, 0.05), (0.3, 0.05), (0.15, 0.1)):
-        drawn = [max(0.0, 0.2 - chance.gauss(latency_s, doubt_s)) for _ in range(200_000)]
-        expected = expected_improvement(Forecast(Mode.SERVER, latency_s, age_s=0.0, doubt_s=doubt_s), 0.2)
+    for latency_s, standard_error_s in ((0.2, 0.05), (0.3, 0.05), (0.15, 0.1)):
+        drawn = [max(0.0, 0.2 - chance.gauss(latency_s, standard_error_s)) for _ in range(200_000)]
+        expected = expected_improvement(
+            Forecast(Mode.SERVER, latency_s, age_s=0.0, standard_error_s=standard_error_s), 0.2
+        )
         assert expected == pytest.approx(sum(drawn) / len(drawn), abs=3e-4)
     assert expected_improvement(Forecast(Mode.SERVER, 0.15, age_s=0.0), 0.2) == pytest.approx(0.05)
 
@@ -60,10 +69,16 @@ def test_at_most_one_frame_in_fifty_explores(mode):
 
 
 def test_a_mode_that_cannot_pay_for_a_frame_is_not_tried_until_it_is_uncertain():
-    assert count_explored(Explorer(), Mode.SERVER, 1000, server_s=0.02, doubt_s=0.0) == 0, "local is ten times as slow"
+    assert count_explored(Explorer(), Mode.SERVER, 1000, server_s=0.02, standard_error_s=0.0) == 0, (
+        "local is ten times as slow"
+    )
     slow = {Mode.SERVER: Forecast(Mode.SERVER, 0.1, 0.01, age_s=0.1)}
-    for doubt_s, age_s, expected in ((0.02, 5.0, Mode.SERVER), (0.08, 5.0, Mode.SPLIT), (0.02, 900.0, Mode.SPLIT)):
-        split = Forecast(Mode.SPLIT, 0.15, 0.01, age_s=age_s, doubt_s=doubt_s)
+    for standard_error_s, age_s, expected in (
+        (0.02, 5.0, Mode.SERVER),
+        (0.08, 5.0, Mode.SPLIT),
+        (0.02, 900.0, Mode.SPLIT),
+    ):
+        split = Forecast(Mode.SPLIT, 0.15, 0.01, age_s=age_s, standard_error_s=standard_error_s)
         assert Explorer().choose(Mode.SERVER, 0.0, {**slow, Mode.SPLIT: split})[0] is expected
 
 
@@ -117,9 +132,9 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
         return InferenceReport(Mode.SERVER, "", seconds, stages, 200_000, 2000, 1)
 
     local = InferenceReport(Mode.LOCAL, "", 0.2, {"compute_robot": 0.2})
-    forecaster.note(0.0, local, link)
+    forecaster.learn_report(0.0, local, link)
     for _ in range(3):
-        forecaster.note(0.0, server(0.7), link)
+        forecaster.learn_report(0.0, server(0.7), link)
     now, ran = 0.0, []
     while now < 30.0:
         predicted = forecaster.forecasts(now, (Mode.LOCAL, Mode.SERVER), link, {})
@@ -127,7 +142,7 @@ def test_a_policy_that_met_a_slow_server_once_comes_back_to_it():
         probed = explorer.choose(mode, now, predicted)[1]
         report = server(0.06) if mode is Mode.SERVER or probed else local
         now += report.total_s
-        forecaster.note(now, report, link)
+        forecaster.learn_report(now, report, link)
         ran.append((now, mode))
     assert ran[0][1] is Mode.LOCAL
     assert next(t for t, mode in ran if mode is Mode.SERVER) < 15.0
@@ -141,11 +156,11 @@ def test_a_mode_that_looked_worse_long_ago_is_retried_once_its_forecast_is_doubt
     def remote(mode, seconds):
         return InferenceReport(mode, "", seconds, {"uplink": 0.02, "compute_server": seconds - 0.02}, 200_000, 2000, 1)
 
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.3, {"compute_robot": 0.3}), link)
+    forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, "", 0.3, {"compute_robot": 0.3}), link)
     now = 0.0
     for number in range(40):  # split is the better one, then has bad luck for a while
         for mode, seconds in ((Mode.SPLIT, 0.06 if number < 30 else 0.14), (Mode.SERVER, 0.1)):
-            forecaster.note(now, remote(mode, seconds), link)
+            forecaster.learn_report(now, remote(mode, seconds), link)
             now += 0.1
     chosen = []
     while now < 400.0:
@@ -153,7 +168,7 @@ def test_a_mode_that_looked_worse_long_ago_is_retried_once_its_forecast_is_doubt
         mode = policy.decide(Situation(now, predicted)).mode
         chosen.append(mode)
         mode, _ = explorer.choose(mode, now, predicted)
-        forecaster.note(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
+        forecaster.learn_report(now, remote(mode, 0.06 if mode is Mode.SPLIT else 0.1), link)
         now += 0.1
     assert chosen[0] is Mode.SERVER
     assert set(chosen[-100:]) == {Mode.SPLIT}
@@ -171,7 +186,7 @@ class _SlowRunner(Runner):
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         self.requested += 1
         assert self.go.wait(60.0)
         return Attempt((inputs[0] * 2,), {"compute_server": 0.0}, bytes_up=1000, round_trips=1)
@@ -254,7 +269,7 @@ def test_a_mode_with_plans_is_forecast_by_the_plan_for_the_bandwidth_of_now():
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 1e6))
     for i in range(10):
         stages = {"uplink": 0.05, "compute_robot": 0.05}
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.12, stages, 500_000, 0, 1), fast)
     assert forecaster.forecast(1.0, Mode.SPLIT, fast).latency_s == pytest.approx(0.12, rel=0.01)
     assert forecaster.forecast(1.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.36, rel=0.01), "20 % above its plan"
 
@@ -265,11 +280,11 @@ def test_a_plan_without_the_server_is_forecast_as_local_and_teaches_what_local_c
 
     forecaster = Forecaster(planned=planned)
     fast, slow = (LinkReading(rate, rate, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0) for rate in (10e6, 0.2e6))
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, "", 0.4, {"compute_robot": 0.4}), slow)
+    forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, "", 0.4, {"compute_robot": 0.4}), slow)
     for i in range(10):
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.9, {"uplink": 0.4}, 500_000, 0, 1), fast)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.9, {"uplink": 0.4}, 500_000, 0, 1), fast)
     for i in range(10, 20):
-        forecaster.note(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
+        forecaster.learn_report(i * 0.1, InferenceReport(Mode.SPLIT, "", 0.3, {"compute_robot": 0.3}), slow)
     assert forecaster.forecast(2.0, Mode.LOCAL, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow).latency_s == pytest.approx(0.3)
     assert forecaster.forecast(2.0, Mode.SPLIT, slow, "no server").unavailable_reason == "no server"
@@ -302,8 +317,8 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
     for mode, seconds in ((Mode.SERVER, 0.12), (Mode.SPLIT, 0.1)):
         for i in range(10):
             stages = {"uplink": 0.05, "compute_server": seconds - 0.05}
-            forecaster.note(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
-    forecaster.late(2.0, Mode.SPLIT, 0.6)
+            forecaster.learn_report(i * 0.1, InferenceReport(mode, "", seconds, stages, 500_000, 0, 1), link)
+    forecaster.raise_latency(2.0, Mode.SPLIT, 0.6)
     stuck = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 1.0)
     assert forecaster.forecast(3.0, Mode.SPLIT, stuck).latency_s > 0.5
     second = LinkReading(rtt_s=2.6e-3)
@@ -314,7 +329,7 @@ def test_after_a_reconnection_all_modes_are_compared_on_the_same_link_and_latene
 def test_an_uncertain_link_is_expected_to_take_longer():
     forecaster = Forecaster()
     sure, unsure = (LinkReading(10e6, 10e6, error, error, 2.6e-3, "passive", 9, 0.0) for error in (0.1, 1.0))
-    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.13, {"uplink": 0.1}, 1_000_000, 0, 1), sure)
+    forecaster.learn_report(0.0, InferenceReport(Mode.SERVER, "", 0.13, {"uplink": 0.1}, 1_000_000, 0, 1), sure)
     certain, doubtful = (forecaster.forecast(0.0, Mode.SERVER, link).latency_s for link in (sure, unsure))
     assert certain == pytest.approx(0.13, rel=0.03)
     assert doubtful == pytest.approx(0.03 + 0.1 * math.exp(0.5), rel=0.03)
@@ -325,7 +340,7 @@ def test_a_busy_server_is_expected_to_delay_a_frame_once_the_queue_estimate_is_o
     forecaster = Forecaster(busy_s=lambda now: busy_s[0])
     link = LinkReading(10e6, 10e6, 0.1, 0.1, 2.6e-3, "passive", 9, 0.0)
     stages = {"uplink": 0.02, "compute_server": 0.03}
-    forecaster.note(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
+    forecaster.learn_report(0.0, InferenceReport(Mode.SERVER, "", 0.05, stages, 200_000, 0, 1), link)
     idle = forecaster.forecast(20.0, Mode.SERVER, link).latency_s
     busy_s[0] = 0.4
     assert forecaster.forecast(0.0, Mode.SERVER, link).latency_s == pytest.approx(idle, abs=0.01), "just measured"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.errors import LinkLost
-from edge_offload.manager.in_flight import FrameOrder, FramesInFlight
+from edge_offload.manager.in_flight import FramesInFlight, TicketLock
 from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt
@@ -39,13 +39,13 @@ def report(part_s=0.05, robot_s=0.02, mode=Mode.SERVER, **rest):
 @given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=60))
 def test_only_the_preceding_frame_is_waited_for(steps):
     clock = Clock()
-    row, open_, first = FrameOrder(clock), [], {}
+    row, open_, first = TicketLock(clock), [], {}
     for step in steps:
         clock.now += 1.0
         if step is None:
-            open_.append(row.place())
+            open_.append(row.reserve_place())
         elif open_:
-            row.done(open_.pop(step % len(open_)))
+            row.release_place(open_.pop(step % len(open_)))
         if open_:
             first.setdefault(open_[0], clock.now)
         for place in open_:
@@ -55,24 +55,24 @@ def test_only_the_preceding_frame_is_waited_for(steps):
 
 
 def test_an_abandoned_place_delays_no_frame_and_may_be_abandoned_twice():
-    row = FrameOrder()
-    first, second, third = (row.place() for _ in range(3))
-    row.done(second)
-    row.done(second)
+    row = TicketLock()
+    first, second, third = (row.reserve_place() for _ in range(3))
+    row.release_place(second)
+    row.release_place(second)
     assert math.isinf(row.first_since_s(third))
-    row.done(first)
-    assert row.wait(third) < FOREVER_S
-    with row.turn(third):
+    row.release_place(first)
+    assert row.wait_for_place(third) < FOREVER_S
+    with row.hold_place(third):
         pass
-    assert row.wait(third) < FOREVER_S, "who has no place waits for nobody"
+    assert row.wait_for_place(third) < FOREVER_S, "who has no place waits for nobody"
 
 
 def test_turns_are_taken_in_the_order_of_the_places():
-    row, order = FrameOrder(), []
-    places = [row.place() for _ in range(6)]
+    row, order = TicketLock(), []
+    places = [row.reserve_place() for _ in range(6)]
 
     def take(place):
-        with row.turn(place):
+        with row.hold_place(place):
             order.append(place)
 
     threads = [threading.Thread(target=take, args=(place,)) for place in reversed(places)]
@@ -88,49 +88,51 @@ def test_turns_are_taken_in_the_order_of_the_places():
 
 def test_the_next_frame_starts_when_the_slowest_stage_is_free_for_it():
     frames = FramesInFlight(2)
-    assert frames.wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
-    assert frames.wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
-    frames.note(report(part_s=0.05))
-    assert frames.wait_s(10.02, Mode.SERVER, [10.0]) == pytest.approx(0.03)
-    assert frames.wait_s(10.06, Mode.SERVER, [10.0]) == 0.0
-    assert frames.wait_s(10.06, Mode.SERVER, [10.0, 10.05]) == math.inf, "two are under way"
-    assert frames.wait_s(10.06, Mode.LOCAL, [10.0]) == math.inf, "the robot computes one at a time"
-    assert frames.wait_s(10.06, Mode.REPLAY, [10.0]) == math.inf, "another mode, of which nothing is known"
+    assert frames.frame_wait_s(0.0, Mode.SERVER, []) == 0.0, "alone it waits for nothing"
+    assert frames.frame_wait_s(0.0, Mode.SERVER, [0.0]) == math.inf, "nothing is known: one at a time"
+    frames.learn_costs(report(part_s=0.05))
+    assert frames.frame_wait_s(10.02, Mode.SERVER, [10.0]) == pytest.approx(0.03)
+    assert frames.frame_wait_s(10.06, Mode.SERVER, [10.0]) == 0.0
+    assert frames.frame_wait_s(10.06, Mode.SERVER, [10.0, 10.05]) == math.inf, "two are under way"
+    assert frames.frame_wait_s(10.06, Mode.LOCAL, [10.0]) == math.inf, "the robot computes one at a time"
+    assert frames.frame_wait_s(10.06, Mode.REPLAY, [10.0]) == math.inf, "another mode, of which nothing is known"
 
 
 def test_a_robot_that_is_busy_for_longer_than_the_server_sets_the_pace():
     frames = FramesInFlight(2)
-    frames.note(report(part_s=0.05, robot_s=0.08))
+    frames.learn_costs(report(part_s=0.05, robot_s=0.08))
     assert frames.part_s(Mode.SERVER) == pytest.approx(0.08)
 
 
 def test_frames_that_ran_in_another_mode_do_not_set_the_pace():
     frames = FramesInFlight(2)
-    frames.note(report())
+    frames.learn_costs(report())
     for other in (report(9.0, fallback_reason="late"), report(9.0, hedged=True), report(9.0, mode=Mode.LOCAL)):
-        frames.note(other)
+        frames.learn_costs(other)
     assert frames.part_s(Mode.SERVER) == pytest.approx(0.05)
 
 
 def test_no_frame_starts_alongside_a_late_or_local_one():
     frames = FramesInFlight(MOST_IN_FLIGHT)
-    frames.note(report())
-    place = frames.place()
-    frames.begun(place, until_s=20.0)
-    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
-    assert frames.wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
-    frames.begun(place, -math.inf)
-    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
-    frames.done(place)
-    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
-    frames.begun(place, -math.inf)
-    assert frames.wait_s(19.9, Mode.SERVER, [10.0]) == 0.0, "a rival that begins when the frame is over holds none up"
+    frames.learn_costs(report())
+    place = frames.reserve_place()
+    frames.mark_started(place, until_s=20.0)
+    assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    assert frames.frame_wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
+    frames.mark_started(place, -math.inf)
+    assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
+    frames.release_place(place)
+    assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
+    frames.mark_started(place, -math.inf)
+    assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0, (
+        "a rival that begins when the frame is over holds none up"
+    )
 
 
 def test_one_in_flight_is_one_at_a_time_as_before():
     frames = FramesInFlight(1)
-    frames.note(report())
-    assert frames.wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
+    frames.learn_costs(report())
+    assert frames.frame_wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
     assert frames.describe() == "1 frame at a time"
     assert "replay: the calls of a frame" in FramesInFlight(2).describe()
 
@@ -139,32 +141,35 @@ def test_where_one_inference_follows_the_other_a_frame_is_taken_up_when_all_befo
     now = 10.0
     frames = FramesInFlight(MOST_IN_FLIGHT)
     frames._clock = lambda: now  # type: ignore[method-assign]
-    frames.note(report(part_s=0.09, mode=Mode.REPLAY))
-    running, waiting = frames.place(), frames.place()  # the first since 10.0, the second taken up at 10.05
-    assert frames.wait_s(10.1, Mode.REPLAY, [10.0, 10.05]) == pytest.approx(0.08), "both take 90 ms from 10.0 on"
+    frames.learn_costs(report(part_s=0.09, mode=Mode.REPLAY))
+    running, waiting = (
+        frames.reserve_place(),
+        frames.reserve_place(),
+    )  # the first since 10.0, the second taken up at 10.05
+    assert frames.frame_wait_s(10.1, Mode.REPLAY, [10.0, 10.05]) == pytest.approx(0.08), "both take 90 ms from 10.0 on"
     now = 10.12
-    frames.done(running)
-    assert frames.wait_s(10.15, Mode.REPLAY, [10.05]) == pytest.approx(0.06), "the second began at 10.12"
-    frames.done(waiting)
-    assert frames.wait_s(10.22, Mode.REPLAY, [10.05]) == 0.0
+    frames.release_place(running)
+    assert frames.frame_wait_s(10.15, Mode.REPLAY, [10.05]) == pytest.approx(0.06), "the second began at 10.12"
+    frames.release_place(waiting)
+    assert frames.frame_wait_s(10.22, Mode.REPLAY, [10.05]) == 0.0
 
 
 def arriving(interval_s: float, most: int = 2) -> FramesInFlight:
     frames = FramesInFlight(most)
     for number in range(20):
-        frames.note_arrival(number * interval_s)
+        frames.record_frame_arrival(number * interval_s)
     return frames
 
 
 def test_frames_wait_where_they_come_faster_than_a_mode_takes_them_up():
     frames = arriving(0.1)
-    frames.note(report(part_s=0.06))
+    frames.learn_costs(report(part_s=0.06))
     assert frames.queueing_s(Mode.REPLAY, 0.07, 0.007) < 0.002, "free long before the next frame"
     assert 0.002 < frames.queueing_s(Mode.REPLAY, 0.095, 0.01) < 0.03, "some come too early"
     assert frames.queueing_s(Mode.REPLAY, 0.12, 0.01) == pytest.approx(0.05), "half of an interval"
     assert frames.queueing_s(Mode.SERVER, 0.12, 0.01) < 0.002, "uploads and computations overlap"
     one_by_one = arriving(0.1, most=1)
-    one_by_one.note(report(part_s=0.06))
+    one_by_one.learn_costs(report(part_s=0.06))
     assert one_by_one.queueing_s(Mode.SERVER, 0.12, 0.01) == pytest.approx(0.05)
 
 
@@ -190,7 +195,7 @@ def test_a_wait_behind_earlier_frames_is_no_time_of_the_link_or_the_server():
 class AtOnce:
     """The remote result is late from the beginning on."""
 
-    def rival_at(self):
+    def hedge_at(self):
         return -math.inf
 
     def link_stopped(self):
@@ -201,7 +206,7 @@ def test_behind_another_frame_a_result_is_not_late_until_that_one_is_through():
     hedge, answer, calls = Hedge(), threading.Event(), []
 
     class Behind(AtOnce):
-        def rival_at(self):
+        def hedge_at(self):
             # the frame before is through at the fifth look; by then this one has its result
             calls.append(1)
             if len(calls) == 5:
@@ -213,7 +218,7 @@ def test_behind_another_frame_a_result_is_not_late_until_that_one_is_through():
         return Attempt(("remote",))
 
     try:
-        outcome = hedge.run(remote, lambda enough: pytest.fail("hedged"), Behind())
+        outcome = hedge.race_attempts(remote, lambda _cancelled: pytest.fail("hedged"), Behind())
         assert outcome.remote
         assert not outcome.hedged
     finally:
@@ -229,7 +234,7 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
         raise LinkLost("gone")
 
     def local(number):
-        def compute(enough):
+        def compute(cancelled):
             computing.append(number)
             most.append(len(computing))
             computing.remove(number)
@@ -238,7 +243,7 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
         return compute
 
     def frame(number):
-        outcomes[number] = hedge.run(remote, local(number), AtOnce())
+        outcomes[number] = hedge.race_attempts(remote, local(number), AtOnce())
 
     threads = [threading.Thread(target=frame, args=(number,)) for number in range(2)]
     for thread in threads:
@@ -249,7 +254,7 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
         assert {number: outcome.attempt.outputs for number, outcome in outcomes.items()} == {0: (0,), 1: (1,)}
         assert not any(outcome.remote for outcome in outcomes.values())
         assert max(most) == 1
-        assert "has not answered" in hedge.unavailable_reason()
+        assert "has not answered" in hedge.find_overdue_attempt()
     finally:
         dead.set()
         hedge.close()
@@ -257,9 +262,9 @@ def test_an_outage_with_two_under_way_gives_both_their_results_one_computation_a
 
 def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_never_computes(monkeypatch):
     hedge, free, entered, begun, computed = Hedge(), threading.Event(), threading.Event(), threading.Event(), []
-    start = hedge._start
+    start = hedge._start_local
 
-    def hold(enough):
+    def hold(cancelled):
         entered.set()
         free.wait(FOREVER_S)
         return Attempt(("first",))
@@ -273,12 +278,12 @@ def test_a_rival_that_waits_for_the_processor_while_its_frame_gets_its_result_ne
         begun.set()
         return rival
 
-    monkeypatch.setattr(hedge, "_start", started)
+    monkeypatch.setattr(hedge, "_start_local", started)
     holder = threading.Thread(target=lambda: hedge.run_unraced(hold))
     holder.start()
     entered.wait(FOREVER_S)
     try:
-        outcome = hedge.run(remote, computed.append, AtOnce())
+        outcome = hedge.race_attempts(remote, computed.append, AtOnce())
         assert outcome.attempt.outputs == ("remote",)
         assert outcome.hedged
         assert outcome.local_s == 0.0

@@ -25,13 +25,13 @@ UNKNOWN = Forecast(Mode.SERVER)
 
 def late_after(lateness, forecast=SERVER, local_s=1.0, **more):
     """Seconds after which the robot begins by itself."""
-    return lateness.frame(forecast, local_s, now=100.0, **more).rival_at() - 100.0
+    return lateness.limit_frame(forecast, local_s, now=100.0, **more).hedge_at() - 100.0
 
 
 def lateness_after(errors_s, **how):
     lateness = Lateness(**how)
     for error_s in errors_s:
-        lateness.note(Mode.SERVER, 0.1 + error_s, error_s)
+        lateness.learn_result(Mode.SERVER, 0.1 + error_s, error_s)
     return lateness
 
 
@@ -57,14 +57,14 @@ def test_the_wait_is_bounded_by_the_robots_time_beyond_the_forecast():
 def test_late_frames_lengthen_the_timeout():
     lateness = Lateness()
     for _ in range(64):
-        with lateness.frame(SERVER, 1.0, now=100.0) as late:
+        with lateness.limit_frame(SERVER, 1.0, now=100.0) as late:
             late.note_result(0.1)
     before = late_after(lateness)
     for _ in range(4):
-        lateness.frame(SERVER, 1.0, now=100.0).note_result(0.25)
+        lateness.limit_frame(SERVER, 1.0, now=100.0).note_result(0.25)
     assert late_after(lateness) > before + 0.1
     for _ in range(64):
-        lateness.frame(SERVER, 1.0, now=100.0).note_result(0.1)
+        lateness.limit_frame(SERVER, 1.0, now=100.0).note_result(0.1)
     assert late_after(lateness) == pytest.approx(before)
 
 
@@ -85,8 +85,8 @@ def test_without_a_forecast_the_latest_replies_set_the_timeout(how, forecast, lo
 
 
 def test_a_frame_alongside_a_local_computation_has_its_rival_at_once():
-    late = Lateness().race(SERVER, 1.0, now=100.0)
-    assert late.rival_at() == late.doubtful_at == 100.0
+    late = Lateness().limit_probe(SERVER, 1.0, now=100.0)
+    assert late.hedge_at() == late.doubtful_at == 100.0
 
 
 # ------------------------------------------------------------------------------------------------------ with a deadline
@@ -113,19 +113,19 @@ def test_a_slow_robot_with_a_tight_deadline_still_uses_the_server():
 
 def test_behind_an_earlier_frame_lateness_counts_from_that_ones_end():
     lateness, first = lateness_after([0.0] * 64), [math.inf, 0.03]
-    late = lateness.frame(SERVER, 1.0, now=100.0, behind=lambda: (first[0], first[1]))
-    assert math.isinf(late.rival_at()), "the one before it is not through"
+    late = lateness.limit_frame(SERVER, 1.0, now=100.0, behind=lambda: (first[0], first[1]))
+    assert math.isinf(late.hedge_at()), "the one before it is not through"
     first[0] = 100.2
-    assert late.rival_at() == pytest.approx(100.2 + 0.03 + POLL_S), "what takes longest of a frame comes after that"
+    assert late.hedge_at() == pytest.approx(100.2 + 0.03 + POLL_S), "what takes longest of a frame comes after that"
     first[1] = math.nan
-    assert late.rival_at() == pytest.approx(100.2 + 0.1 + POLL_S), "all of it may"
+    assert late.hedge_at() == pytest.approx(100.2 + 0.1 + POLL_S), "all of it may"
     first[0] = 99.0
-    assert late.rival_at() == pytest.approx(100.1 + POLL_S), "it was the first from its beginning"
+    assert late.hedge_at() == pytest.approx(100.1 + POLL_S), "it was the first from its beginning"
 
 
 def test_a_deadline_holds_behind_an_earlier_frame_too():
-    late = lateness_after([0.0] * 64).frame(SERVER, 0.3, 0.5, 100.0, behind=lambda: (math.inf, 0.03))
-    assert late.rival_at() == pytest.approx(100.2)
+    late = lateness_after([0.0] * 64).limit_frame(SERVER, 0.3, 0.5, 100.0, behind=lambda: (math.inf, 0.03))
+    assert late.hedge_at() == pytest.approx(100.2)
 
 
 # ---------------------------------------------------------------------------------------------- how long an attempt has
@@ -133,16 +133,16 @@ def test_a_deadline_holds_behind_an_earlier_frame_too():
 
 def test_an_attempt_with_a_rival_goes_on_and_one_without_is_given_up():
     lateness = lateness_after([0.0] * 16)
-    raced, unrivalled = lateness.frame(SERVER, 0.2, now=100.0).budget, lateness.limit(Mode.SERVER, 0.2)
+    raced, unrivalled = lateness.limit_frame(SERVER, 0.2, now=100.0).budget, lateness.limit_attempt(Mode.SERVER, 0.2)
     assert (raced.use_s, raced.give_up_s) == (pytest.approx(0.35), GIVE_UP_S)
     assert unrivalled.use_s == unrivalled.give_up_s == pytest.approx(0.35)
-    patient = Lateness(TimeoutLimits(first_s=30.0, cap_s=60.0)).frame(UNKNOWN, 0.2, now=100.0).budget
+    patient = Lateness(TimeoutLimits(first_s=30.0, cap_s=60.0)).limit_frame(UNKNOWN, 0.2, now=100.0).budget
     assert patient.give_up_s == 60.0
 
 
 def test_a_server_is_notified_for_how_long_a_result_is_useful():
     lateness = Lateness(hedging=False)
-    assert lateness.frame(UNKNOWN, 0.3, 0.5, 100.0).budget.use_s == pytest.approx(0.2), "then the robot begins"
+    assert lateness.limit_frame(UNKNOWN, 0.3, 0.5, 100.0).budget.use_s == pytest.approx(0.2), "then the robot begins"
 
 
 @NO_HURRY
@@ -150,8 +150,8 @@ def test_a_server_is_notified_for_how_long_a_result_is_useful():
 def test_wait_is_bounded_and_leaves_room_for_the_local_result(trips, deadline, local):
     patience = Patience(TimeoutLimits(cap_s=3.0))
     for trip in trips:
-        patience.note(trip)
-    wait = patience.wait_s(deadline, local)
+        patience.add_round_trip(trip)
+    wait = patience.reply_wait_s(deadline, local)
     assert 0 <= wait <= 3.0
     if deadline is not None and deadline - local >= max(trips, default=0.0):
         assert wait <= deadline - local
@@ -162,17 +162,17 @@ def test_wait_is_bounded_and_leaves_room_for_the_local_result(trips, deadline, l
 def test_as_slow_as_lately_is_not_late(trips):
     patience = Patience(TimeoutLimits(cap_s=100.0))
     for trip in trips:
-        patience.note(trip)
-    assert patience.wait_s() >= max(trips)
+        patience.add_round_trip(trip)
+    assert patience.reply_wait_s() >= max(trips)
 
 
 def test_late_replies_teach_patience():
     patience = Patience()
-    patience.note(0.01)
-    before = patience.wait_s()
+    patience.add_round_trip(0.01)
+    before = patience.reply_wait_s()
     for _ in range(16):
-        patience.note(0.5)
-    assert patience.wait_s() > before
+        patience.add_round_trip(0.5)
+    assert patience.reply_wait_s() > before
     assert patience.expected_s() == (0.5, 0.5)
 
 
@@ -182,20 +182,20 @@ def test_late_replies_teach_patience():
 def silences(*longest):
     tail = Tail()
     for seconds in longest:
-        tail.note(seconds)
+        tail.add_seconds(seconds)
     return tail.limit_s
 
 
 def test_silence_means_nothing_before_the_link_is_measured():
     assert silences(*[0.0] * (ENOUGH - 1)) == math.inf
-    assert not Watch(math.inf, 0.3).stopped(5.0, 4.0, 0, 0)
+    assert not Watch(math.inf, 0.3).has_stopped(5.0, 4.0, 0, 0)
 
 
 def test_a_stop_of_a_steady_link_is_detected_sooner_than_one_of_a_pausing_link():
     calm, restless = silences(*[0.001] * 64), silences(*([0.001] * 56 + [0.2] * 8))
-    assert Watch(calm, 0.3).stopped(1.0, 0.05, 0, 0)
-    assert not Watch(calm, 0.3).stopped(1.0, 0.03, 0, 0)
-    assert not Watch(restless, 0.3).stopped(1.0, 0.2, 0, 0)
+    assert Watch(calm, 0.3).has_stopped(1.0, 0.05, 0, 0)
+    assert not Watch(calm, 0.3).has_stopped(1.0, 0.03, 0, 0)
+    assert not Watch(restless, 0.3).has_stopped(1.0, 0.2, 0, 0)
 
 
 def test_a_single_long_pause_does_not_make_it_patient_for_ever():
@@ -207,13 +207,13 @@ def test_an_upload_that_would_take_longer_than_the_robot_counts_as_stopped(pace,
     watch, size, stops = Watch(0.0, 0.3), 245_000, []
     for tick in range(10):
         now = 0.01 * tick
-        stops.append(watch.stopped(now, 0.0, size, min(size, int(pace * now))))
+        stops.append(watch.has_stopped(now, 0.0, size, min(size, int(pace * now))))
     assert any(stops) is crawls
 
 
 def test_a_frame_that_is_on_the_server_is_not_taken_for_an_upload_that_stands_still():
     watch = Watch(0.0, 0.3)
-    assert not any(watch.stopped(0.01 * tick, 0.0, 245_000, 244_000) for tick in range(50))
+    assert not any(watch.has_stopped(0.01 * tick, 0.0, 245_000, 244_000) for tick in range(50))
 
 
 def test_the_longest_silence_that_ended_is_remembered():
@@ -236,17 +236,17 @@ def test_a_policys_frame_detects_the_stopped_link_and_a_fixed_mode_waits():
 
     lateness = Lateness(attend=attend)
     for _ in range(ENOUGH):
-        with lateness.frame(SERVER, 1.0, watched=True) as late:
+        with lateness.limit_frame(SERVER, 1.0, watched=True) as late:
             late.note_result(0.1)
     attention.note_overdue(0.0, time.monotonic() - 2 * SILENCE_S, 100, 100)
-    with lateness.frame(SERVER, 1.0, watched=True) as late:
+    with lateness.limit_frame(SERVER, 1.0, watched=True) as late:
         assert attending
         assert late.link_stopped()
     assert not attending
-    with lateness.frame(SERVER, 1.0) as late:
+    with lateness.limit_frame(SERVER, 1.0) as late:
         assert not attending
         assert not late.link_stopped()
-    with Lateness(attend=attend).frame(SERVER, 1.0, watched=True) as late:
+    with Lateness(attend=attend).limit_frame(SERVER, 1.0, watched=True) as late:
         assert not late.link_stopped(), "how long it may be quiet is not known"
 
 
@@ -262,12 +262,12 @@ def test_silences_of_completed_frames_count_as_a_healthy_link():
     attention.note_overdue(1.5, math.inf, 0, 0)
     assert attention.longest_s == 0.5
     for _ in range(ENOUGH):
-        with lateness.frame(SERVER, 1.0, watched=True) as late:
+        with lateness.limit_frame(SERVER, 1.0, watched=True) as late:
             late.note_result(0.1)
     attention.note_overdue(2.0, time.monotonic() - 0.6, 0, 0)
-    with lateness.frame(SERVER, 1.0, watched=True) as late:
+    with lateness.limit_frame(SERVER, 1.0, watched=True) as late:
         assert not late.link_stopped()
     attention = Attention()
     attention.note_overdue(2.0, time.monotonic() - 0.9, 0, 0)
-    with lateness.frame(SERVER, 1.0, watched=True) as late:
+    with lateness.limit_frame(SERVER, 1.0, watched=True) as late:
         assert late.link_stopped()

@@ -70,38 +70,48 @@ def test_two_modes_that_are_nearly_equal_do_not_alternate():
 
 
 def test_a_mode_is_replaced_only_when_worse_by_the_margin_beyond_doubt():
-    for better, doubt_s, expected in ((0.098, 0.0, Mode.SERVER), (0.096, 0.0, Mode.LOCAL), (0.09, 0.006, Mode.SERVER)):
+    for better, standard_error_s, expected in (
+        (0.098, 0.0, Mode.SERVER),
+        (0.096, 0.0, Mode.LOCAL),
+        (0.09, 0.006, Mode.SERVER),
+    ):
         policy = LatencyPolicy(Knobs(margin=0.03))
         made = forecasts((0.3, 1), (0.1, 1))
         assert decide(policy, made).mode is Mode.SERVER
-        made[Mode.LOCAL] = Forecast(Mode.LOCAL, better, 0.001, 1.0, doubt_s=doubt_s)
+        made[Mode.LOCAL] = Forecast(Mode.LOCAL, better, 0.001, 1.0, standard_error_s=standard_error_s)
         assert decide(policy, made).mode is expected
 
 
 def test_a_rejected_mode_is_readmitted_when_it_is_no_worse_by_the_margin():
     policy = LatencyPolicy()
     assert decide(policy, three_modes(0.2, 0.1)).mode is Mode.SPLIT
-    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.SPLIT, "it is expected to be 4 % worse"
-    assert decide(policy, three_modes(0.102, 0.1, doubt_s=0.004)).mode is Mode.REPLAY
-    assert decide(policy, three_modes(0.104, 0.1, doubt_s=0.004)).mode is Mode.REPLAY, "and is not left for so little"
+    assert decide(policy, three_modes(0.104, 0.1, standard_error_s=0.004)).mode is Mode.SPLIT, (
+        "it is expected to be 4 % worse"
+    )
+    assert decide(policy, three_modes(0.102, 0.1, standard_error_s=0.004)).mode is Mode.REPLAY
+    assert decide(policy, three_modes(0.104, 0.1, standard_error_s=0.004)).mode is Mode.REPLAY, (
+        "and is not left for so little"
+    )
 
 
 def test_chance_switches_nothing_between_two_bounds():
     policy, chance = LatencyPolicy(), random.Random(3)
     chosen = [
-        decide(policy, three_modes(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), doubt_s=0.003)).mode
+        decide(
+            policy, three_modes(0.1 * chance.gauss(1.0, 0.02), 0.1 * chance.gauss(0.98, 0.02), standard_error_s=0.003)
+        ).mode
         for _ in range(2000)
     ]
     assert sum(a is not b for a, b in zip(chosen, chosen[1:])) <= 40
     assert chosen.count(Mode.REPLAY) > 1700
 
 
-def three(local, server, split, unavailable_reason="", doubt_s=0.0):
+def three(local, server, split, unavailable_reason="", standard_error_s=0.0):
     """Situation of latencies, with an obstacle to everything remote."""
     return {
         Mode.LOCAL: Forecast(Mode.LOCAL, local, 0.001, 1.0),
         Mode.SERVER: Forecast(Mode.SERVER, server, 0.001, 1.0, unavailable_reason),
-        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, unavailable_reason, doubt_s=doubt_s),
+        Mode.SPLIT: Forecast(Mode.SPLIT, split, 0.001, 1.0, unavailable_reason, standard_error_s=standard_error_s),
     }
 
 
@@ -113,20 +123,20 @@ def test_an_outage_does_not_change_estimates_of_the_remote_modes():
         assert decide(policy, three(0.4, server, 0.1)).mode is expected
 
 
-def three_modes(replay, split, server=0.3, doubt_s=0.0, energy=(0.5, 0.6)):
+def three_modes(replay, split, server=0.3, standard_error_s=0.0, energy=(0.5, 0.6)):
     """Situation of latencies of the remote modes, with the same doubt of each."""
     made = {Mode.LOCAL: Forecast(Mode.LOCAL, 0.9, 0.001, 9.0)}
     for mode, seconds, joules in (
         (Mode.SERVER, server, 0.5), (Mode.REPLAY, replay, energy[0]), (Mode.SPLIT, split, energy[1])
     ):  # fmt: skip
-        made[mode] = Forecast(mode, seconds, 0.001, joules, doubt_s=doubt_s)
+        made[mode] = Forecast(mode, seconds, 0.001, joules, standard_error_s=standard_error_s)
     return made
 
 
 def test_within_the_doubt_the_order_is_replay_split_server_local():
     assert decide(LatencyPolicy(), three_modes(0.1, 0.098)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
-    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, doubt_s=0.003)).mode is Mode.SPLIT
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, standard_error_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.12, 0.1, standard_error_s=0.003)).mode is Mode.SPLIT
     assert decide(LatencyPolicy(), three_modes(0.3, 0.101, server=0.1)).mode is Mode.SPLIT
     near = {**three_modes(0.3, 0.3, server=0.1), Mode.LOCAL: Forecast(Mode.LOCAL, 0.098, 0.001, 0.1)}
     assert decide(LatencyPolicy(), near).mode is Mode.SERVER
@@ -146,9 +156,9 @@ def test_a_covariance_makes_a_small_difference_certain():
     together = {Mode.REPLAY: 0.01, Mode.SPLIT: 0.01}
     made = {
         mode: replace(forecast, covariance=together if mode in together else {})
-        for mode, forecast in three_modes(0.11, 0.1, doubt_s=0.01).items()
+        for mode, forecast in three_modes(0.11, 0.1, standard_error_s=0.01).items()
     }
-    assert decide(LatencyPolicy(), three_modes(0.11, 0.1, doubt_s=0.01)).mode is Mode.REPLAY
+    assert decide(LatencyPolicy(), three_modes(0.11, 0.1, standard_error_s=0.01)).mode is Mode.REPLAY
     assert decide(LatencyPolicy(), made).mode is Mode.SPLIT
 
 
@@ -302,7 +312,7 @@ def at(rate, age_s=0.0, rtt_age_s=0.0):
 def test_a_remote_forecast_follows_the_bandwidth_of_now():
     forecaster = Forecaster(StatePowers())
     for i in range(10):
-        forecaster.note(i * 0.1, remote(), at(10 * MB))
+        forecaster.learn_report(i * 0.1, remote(), at(10 * MB))
     fast, slow = (forecaster.forecast(1.0, Mode.SERVER, at(rate)) for rate in (10 * MB, 1 * MB))
     assert fast.latency_s == pytest.approx(0.032 + 0.0226, rel=0.05)
     assert slow.latency_s == pytest.approx(0.032 + 0.2046, rel=0.05)
@@ -313,7 +323,7 @@ def test_a_remote_forecast_follows_the_bandwidth_of_now():
 def test_a_queue_at_the_server_fades_from_the_forecast():
     forecaster = Forecaster(StatePowers())
     for i in range(10):
-        forecaster.note(i * 0.1, remote(queue_s=0.5), at(10 * MB))
+        forecaster.learn_report(i * 0.1, remote(queue_s=0.5), at(10 * MB))
     now, later = (forecaster.forecast(t, Mode.SERVER, at(10 * MB)).latency_s for t in (1.0, 21.0))
     assert now > 0.5
     assert later < 0.1
@@ -321,9 +331,9 @@ def test_a_queue_at_the_server_fades_from_the_forecast():
 
 def test_a_late_frame_raises_the_forecast_for_a_while_only():
     forecaster = Forecaster(StatePowers())
-    forecaster.note(0.0, remote(), at(10 * MB))
+    forecaster.learn_report(0.0, remote(), at(10 * MB))
     usual_s = remote().total_s
-    forecaster.late(1.0, Mode.SERVER, 2.0)
+    forecaster.raise_latency(1.0, Mode.SERVER, 2.0)
     assert forecaster.forecast(1.0, Mode.SERVER, at(10 * MB, age_s=1.0)).latency_s == pytest.approx(2.0 + usual_s)
     assert forecaster.forecast(31.0, Mode.SERVER, at(10 * MB, age_s=31.0)).latency_s < 0.1
     assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, age_s=0.1)).latency_s < 0.1, "the link was measured since"
@@ -335,20 +345,20 @@ def test_a_result_that_comes_later_still_leaves_the_lateness():
     """The round trip rose; its estimate is the shortest of the latest seconds."""
     forecaster = Forecaster(StatePowers())
     for i in range(10):
-        forecaster.note(i * 0.1, remote(), at(10 * MB))
+        forecaster.learn_report(i * 0.1, remote(), at(10 * MB))
     slow = remote(uplink_s=0.2)
-    forecaster.late(1.1, Mode.SERVER, 0.08)
-    forecaster.settled(1.25, slow, at(10 * MB, rtt_age_s=0.3))
+    forecaster.raise_latency(1.1, Mode.SERVER, 0.08)
+    forecaster.learn_late_report(1.25, slow, at(10 * MB, rtt_age_s=0.3))
     assert forecaster.forecast(1.3, Mode.SERVER, at(10 * MB, rtt_age_s=0.35)).latency_s > 0.9 * slow.total_s
-    forecaster.note(1.4, remote(), at(10 * MB))
+    forecaster.learn_report(1.4, remote(), at(10 * MB))
     assert forecaster.forecast(1.5, Mode.SERVER, at(10 * MB, rtt_age_s=9.0)).latency_s < 0.1, "it was fast again"
 
 
 def test_a_late_result_attributes_its_time():
     forecaster = Forecaster(StatePowers())
-    forecaster.note(0.0, remote(), at(10 * MB))
+    forecaster.learn_report(0.0, remote(), at(10 * MB))
     for i in range(10):
-        forecaster.settled(1.0 + i, remote(compute_s=2.0), at(10 * MB))
+        forecaster.learn_late_report(1.0 + i, remote(compute_s=2.0), at(10 * MB))
     assert forecaster.forecast(11.0, Mode.SERVER, at(10 * MB)).latency_s > 1.0, "the server is slow, not the link"
 
 
@@ -357,7 +367,7 @@ def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
     fallen = InferenceReport(
         Mode.LOCAL, total_s=5.4, stages_s={"compute_robot": 0.4}, fallback_reason="server: did not answer"
     )
-    forecaster.note(0.0, fallen, LinkReading())
+    forecaster.learn_report(0.0, fallen, LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.4)
     assert not forecaster.forecast(0.0, Mode.SERVER, LinkReading()).measured
 
@@ -365,8 +375,8 @@ def test_a_fallback_teaches_what_local_costs_not_how_long_it_waited():
 def test_uncertainty_is_that_of_the_errors_made():
     chance, quiet, noisy = random.Random(0), Forecaster(StatePowers()), Forecaster(StatePowers())
     for i in range(100):
-        quiet.note(i * 0.1, remote(uplink_s=0.0028), at(1000 * MB))
-        noisy.note(i * 0.1, remote(uplink_s=0.0028, compute_s=0.03 + abs(chance.gauss(0, 0.02))), at(1000 * MB))
+        quiet.learn_report(i * 0.1, remote(uplink_s=0.0028), at(1000 * MB))
+        noisy.learn_report(i * 0.1, remote(uplink_s=0.0028, compute_s=0.03 + abs(chance.gauss(0, 0.02))), at(1000 * MB))
     calm, wild = (f.forecast(10.0, Mode.SERVER, at(1000 * MB)) for f in (quiet, noisy))
     assert calm.error_s < 0.003
     assert 0.005 < wild.error_s < 0.04
@@ -375,19 +385,21 @@ def test_uncertainty_is_that_of_the_errors_made():
 def test_one_frame_in_an_outage_delays_no_later_frame():
     forecaster = Forecaster(StatePowers())
     stages = {"compute_robot": 0.2}
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
+    forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s=stages), LinkReading())
     for i in range(30):
-        forecaster.note(i * 0.1, remote(), at(10 * MB))
-    forecaster.settled(4.0, remote(compute_s=30.0), at(10 * MB))
+        forecaster.learn_report(i * 0.1, remote(), at(10 * MB))
+    forecaster.learn_late_report(4.0, remote(compute_s=30.0), at(10 * MB))
     for i in range(10):
-        forecaster.note(4.0 + i * 0.1, remote(), at(10 * MB))
+        forecaster.learn_report(4.0 + i * 0.1, remote(), at(10 * MB))
     after = forecaster.forecast(5.0, Mode.SERVER, at(10 * MB))
     assert after.error_s < 5.0, "30 s once are not the spread of all others"
 
 
 def test_local_energy_is_the_compute_state_over_the_frame():
     forecaster = Forecaster(StatePowers())
-    forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading())
+    forecaster.learn_report(
+        0.0, InferenceReport(Mode.LOCAL, total_s=0.4, stages_s={"compute_robot": 0.4}), LinkReading()
+    )
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).energy_j == pytest.approx(13.35 * 0.4)
 
 
@@ -395,7 +407,7 @@ def test_the_first_frame_which_pays_for_the_start_is_ignored():
     forecaster = Forecaster(StatePowers())
     for seconds in (3.0, 0.1):
         stages = {"compute_robot": seconds}
-        forecaster.note(0.0, InferenceReport(Mode.LOCAL, total_s=seconds, stages_s=stages), LinkReading())
+        forecaster.learn_report(0.0, InferenceReport(Mode.LOCAL, total_s=seconds, stages_s=stages), LinkReading())
     assert forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).latency_s == pytest.approx(0.1)
 
 
@@ -405,7 +417,7 @@ def test_frames_that_still_record_do_not_raise_the_forecast(trips):
     for number, count in enumerate(trips):
         stages = {"uplink": 0.01 * count, "compute_server": 0.05}
         report = InferenceReport(Mode.REPLAY, "", 0.06 * count, stages, 100_000, 4000, count)
-        forecaster.note(float(number), report, at(1e7))
+        forecaster.learn_report(float(number), report, at(1e7))
     made = forecaster.forecast(5.0, Mode.REPLAY, at(1e7))
     assert made.latency_s == pytest.approx(0.063, rel=0.02)
     assert made.error_s < 0.02
@@ -417,7 +429,7 @@ def test_a_mode_whose_frames_keep_their_round_trips_costs_what_they_cost():
         count = 1 if number == 0 else 4
         stages = {"uplink": 0.01 * count, "compute_server": 0.05}
         report = InferenceReport(Mode.REPLAY, "", 0.06 * count, stages, 100_000, 4000, count)
-        forecaster.note(float(number), report, at(1e7))
+        forecaster.learn_report(float(number), report, at(1e7))
     assert forecaster.forecast(30.0, Mode.REPLAY, at(1e7)).latency_s == pytest.approx(0.213, rel=0.05)
 
 
@@ -425,13 +437,13 @@ def test_a_forecast_is_never_more_precise_than_a_transfer():
     """A link of which a sample said 0.3 kB/s: what is not through after ten seconds is given up."""
     forecaster = Forecaster(StatePowers())
     for i in range(10):
-        forecaster.note(i * 0.1, remote(size=2_000_000), at(10 * MB))
+        forecaster.learn_report(i * 0.1, remote(size=2_000_000), at(10 * MB))
     for rate in (300.0, 1.0):
         predicted = forecaster.forecast(1.0, Mode.SERVER, at(rate))
         assert predicted.latency_s < 11.0
         assert predicted.error_s <= predicted.latency_s
         assert predicted.energy_j < 100.0
-    forecaster.note(1.1, remote(size=2_000_000), at(300.0))
+    forecaster.learn_report(1.1, remote(size=2_000_000), at(300.0))
     after = forecaster.forecast(1.2, Mode.SERVER, at(10 * MB))
     assert after.error_s <= after.latency_s < 1.0, "a forecast that was wrong by seconds is no reason to say ±10 s"
 
@@ -439,12 +451,12 @@ def test_a_forecast_is_never_more_precise_than_a_transfer():
 def test_uncertainty_of_the_link_widens_only_remote_modes():
     forecaster = Forecaster(StatePowers())
     for i in range(10):
-        forecaster.note(i * 0.1, remote(), at(1 * MB))
-    forecaster.note(1.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(1 * MB))
+        forecaster.learn_report(i * 0.1, remote(), at(1 * MB))
+    forecaster.learn_report(1.0, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(1 * MB))
     vague = LinkReading(1 * MB, 1 * MB, 0.8, 0.8, 2.6e-3, "passive", 9, 0.0)
     sure, unsure = (forecaster.forecast(1.0, Mode.SERVER, reading) for reading in (at(1 * MB), vague))
-    assert unsure.doubt_s > 0.15 > sure.doubt_s
-    local = [forecaster.forecast(1.0, Mode.LOCAL, reading).doubt_s for reading in (at(1 * MB), vague)]
+    assert unsure.standard_error_s > 0.15 > sure.standard_error_s
+    local = [forecaster.forecast(1.0, Mode.LOCAL, reading).standard_error_s for reading in (at(1 * MB), vague)]
     assert local[0] == local[1]
 
 
@@ -452,10 +464,10 @@ def test_a_link_that_may_be_slower_is_no_reason_to_leave_the_mode_for_a_little()
     policy = LatencyPolicy()
     made = forecasts((0.2, 1.0), (0.1, 0.5))
     assert decide(policy, made).mode is Mode.SERVER
-    doubtful = replace(made[Mode.SERVER], latency_s=0.24, doubt_s=0.1)
+    doubtful = replace(made[Mode.SERVER], latency_s=0.24, standard_error_s=0.1)
     for _ in range(20):
         assert decide(policy, {**made, Mode.SERVER: doubtful}).mode is Mode.SERVER
-    certain = replace(doubtful, doubt_s=0.005)
+    certain = replace(doubtful, standard_error_s=0.005)
     assert [decide(policy, {**made, Mode.SERVER: certain}).mode for _ in range(3)][-1] is Mode.LOCAL
 
 
@@ -464,7 +476,9 @@ def test_an_overtaken_local_computation_raises_its_estimate():
     forecaster.overtaken(0.0, 5.0)
     assert not forecaster.forecast(0.0, Mode.LOCAL, LinkReading()).measured
     for i in range(5):
-        forecaster.note(i * 0.1, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(MB))
+        forecaster.learn_report(
+            i * 0.1, InferenceReport(Mode.LOCAL, total_s=0.2, stages_s={"compute_robot": 0.2}), at(MB)
+        )
     for i in range(3):
         forecaster.overtaken(1.0 + i, 0.1)
     assert forecaster.forecast(4.0, Mode.LOCAL, at(MB)).latency_s == pytest.approx(0.2), "that is what it takes"

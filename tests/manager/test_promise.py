@@ -154,12 +154,12 @@ def test_estimates_are_reported_with_the_request() -> None:
     camera = Camera()
     for number in range(400):
         stale_s = 0.1 + 0.1 * (number % 5)
-        camera.policy.compared(camera.now, stale_s, 0.05 * (1 - math.exp(-stale_s / SETTLE_S)) + 0.3 * stale_s)
-    camera.policy.compared(camera.now, math.nan, 0.0)
-    camera.policy.compared(camera.now, 0.1, -1.0)
+        camera.policy.add_comparison(camera.now, stale_s, 0.05 * (1 - math.exp(-stale_s / SETTLE_S)) + 0.3 * stale_s)
+    camera.policy.add_comparison(camera.now, math.nan, 0.0)
+    camera.policy.add_comparison(camera.now, 0.1, -1.0)
     for number in range(100):
-        camera.policy.travelled(0.02 + 0.001 * (number % 10), 0.01)
-    camera.policy.travelled(math.inf, 0.0)
+        camera.policy.add_travel_times(0.02 + 0.001 * (number % 10), 0.01)
+    camera.policy.add_travel_times(math.inf, 0.0)
     request = camera.promised()
     assert (request.slope, request.flicker) == (pytest.approx(0.01, rel=0.02), pytest.approx(0.05, rel=0.05))
     assert request.noise < 0.01, "these comparisons were not noisy"
@@ -175,7 +175,7 @@ def test_noise_that_averages_out_is_not_reported() -> None:
         camera = Camera()
         camera.policy = PromisePolicy(0.05, habits=replace(UNKNOWN, lasting=lasting))
         for number in range(200):
-            camera.policy.compared(camera.now, 0.1, 0.1 + 0.05 * (-1) ** number)
+            camera.policy.add_comparison(camera.now, 0.1, 0.1 + 0.05 * (-1) ** number)
         noises.append(camera.promised().noise)
     assert noises[1] == pytest.approx(noises[0] / 2)
     assert noises[0] == pytest.approx(0.05, rel=0.3)

@@ -62,11 +62,11 @@ class Robot:
             for node, taker in self.takers.items():
                 if node not in self.deaf:
                     key, tasks = (turn.number, id(giver)), giver.tasks
-                    self.later(lambda t=taker, k=key, n=turn.node, s=tasks: t.given(self.now, k, n, s))
+                    self.later(lambda t=taker, k=key, n=turn.node, s=tasks: t.record_turn(self.now, k, n, s))
         elif self.last is not None:
             for node, taker in self.takers.items():
                 if node not in self.deaf:
-                    taker.given(self.now, (self.last.number, id(giver)), self.last.node, giver.tasks)
+                    taker.record_turn(self.now, (self.last.number, id(giver)), self.last.node, giver.tasks)
 
     def work(self, node: str, taker: TurnTaker) -> None:
         begun = self.under_way.get(node)
@@ -75,7 +75,7 @@ class Robot:
             self.report_turn(node, begun[1], True)
         if node in self.under_way or node in self.silent:
             return
-        claim = taker.take(self.now, self.now)
+        claim = taker.claim_turn(self.now, self.now)
         if claim is not None:
             self.under_way[node] = (self.now, claim.number, self.now)
             self.turns.append(node)
@@ -84,7 +84,7 @@ class Robot:
     def report_turn(self, node: str, number: int, ends: bool) -> None:
         stale_s = self.latencies_s[node]
         for taker in self.takers.values():
-            self.later(lambda t=taker: t.other(self.now, node, ends))
+            self.later(lambda t=taker: t.record_other_frame(self.now, node, ends))
         giver = self.giver
         if giver is None:
             return
@@ -259,11 +259,11 @@ def test_turns_take_little_memory_over_many() -> None:
 def test_a_new_manager_gives_no_turn_alongside_an_unregistered_node() -> None:
     taker = TurnTaker("/people", 0.0)
     taker.lose_manager("the manager is gone")
-    taker.other(10.0, "/scene", ends=False)
-    taker.given(10.05, (1, 7), "/people", {"/people": 0.1})
-    assert taker.take(10.06, 10.06) is None
-    taker.other(10.2, "/scene", ends=True)
-    assert taker.take(10.21, 10.21) is not None
+    taker.record_other_frame(10.0, "/scene", ends=False)
+    taker.record_turn(10.05, (1, 7), "/people", {"/people": 0.1})
+    assert taker.claim_turn(10.06, 10.06) is None
+    taker.record_other_frame(10.2, "/scene", ends=True)
+    assert taker.claim_turn(10.21, 10.21) is not None
 
 
 def test_what_is_under_way_is_waited_for_though_its_task_offloads_nothing_more() -> None:

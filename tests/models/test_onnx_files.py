@@ -32,7 +32,7 @@ def seen(name: str, image: np.ndarray = GREY, **options: Any) -> Detections:
     made = build_detector(name, options=options)
     inputs, placement = made.prepare(image)
     with torch.inference_mode():
-        return made.interpret(ModuleExecutor(made.module).run([inputs]).outputs, placement)
+        return made.interpret(ModuleExecutor(made.module).run_module([inputs]).outputs, placement)
 
 
 def same(detections: Detections, rows: np.ndarray, size: float = 320.0) -> None:
@@ -371,13 +371,13 @@ def test_the_requested_engine_computes_and_is_reported(tmp_path: pathlib.Path) -
     for engine, expected in (("eager", "onnxruntime "), ("exact", "onnxruntime "), ("openvino", "openvino "),
                              ("eager", "onnxruntime ")):  # fmt: skip
         executor = ModuleExecutor(made.module, engine=engine)  # the module itself goes on as it was
-        execution = executor.run([image])
+        execution = executor.run_module([image])
         assert execution.engine.startswith(expected)
         assert executor.fingerprint()["engine"] == execution.engine == executor.engine
         assert executor.engine_state() == (execution.engine, False)
         same(made.interpret(execution.outputs, placement), RECORDED["v11.rows"])
     absent = ModuleExecutor(made.module, engine="tensorrt")
-    assert absent.run([image]).engine.startswith("onnxruntime ")
+    assert absent.run_module([image]).engine.startswith("onnxruntime ")
     assert absent.engine_state()[1]
 
 

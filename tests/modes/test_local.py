@@ -19,8 +19,8 @@ class Noting(ModuleExecutor):
 
     note = ""
 
-    def run(self, inputs):
-        return replace(super().run(inputs), note=self.note)
+    def run_module(self, inputs):
+        return replace(super().run_module(inputs), note=self.note)
 
 
 def test_a_gpus_time_is_not_expected_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +36,13 @@ def test_a_gpus_time_is_not_expected_of_the_cpu(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(local, "time", Clock)
     for _ in range(5):
-        assert runner.run([torch.ones(1)]).note == ""
+        assert runner.attempt_inference([torch.ones(1)]).note == ""
     assert runner.expected_s() == 0.5
     executor.note, seconds = "computed on the CPU in place of cuda", 8.0
-    assert runner.run([torch.ones(1)]).note == executor.note
+    assert runner.attempt_inference([torch.ones(1)]).note == executor.note
     assert runner.expected_s() == 8.0, "at once, and not after half of the frames that are kept"
     executor.note, seconds = "", 0.25
-    runner.run([torch.ones(1)])
+    runner.attempt_inference([torch.ones(1)])
     assert runner.expected_s() == 0.25
 
 

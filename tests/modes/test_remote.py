@@ -43,10 +43,10 @@ def opens(results):
 def test_a_handle_is_opened_once_for_each_key_and_connection(client, now):
     handles, results = Handles(client, "it"), opens(iter([7, 8, 9]))
     assert [handles.unavailable_reason(key, results) for key in "aab"] == [None] * 3
-    assert (handles.get("a"), handles.get("b")) == (7, 8)
+    assert (handles.get_handle("a"), handles.get_handle("b")) == (7, 8)
     client.counters["connections"] = 2
     handles.unavailable_reason("a", results)
-    assert handles.get("a") == 9
+    assert handles.get_handle("a") == 9
 
 
 def test_a_refusal_is_reported_with_a_message_and_retried_at_growing_intervals(client, now):
@@ -67,7 +67,7 @@ def test_without_a_connection_the_model_is_opened_once_connected(client, now):
     assert handles.unavailable_reason("a", results) == "no server: nobody"
     client.state = LinkState.READY
     handles.link_changed(LinkState.READY)
-    assert handles.get("a") == 3
+    assert handles.get_handle("a") == 3
 
 
 def test_a_frame_never_waits_for_opening_and_reports_progress(client):
@@ -90,7 +90,7 @@ def test_the_oldest_of_too_many_is_closed_and_all_are_in_the_end(client, now):
     handles, results = Handles(client, "it", closed.append, most=2), opens(iter(range(10)))
     for key in "abc":
         handles.unavailable_reason(key, results)
-    assert (closed, handles.get("a")) == ([0], None)
+    assert (closed, handles.get_handle("a")) == ([0], None)
     handles.close()
     assert closed == [0, 1, 2]
 
@@ -133,10 +133,10 @@ def test_an_evicted_handle_is_reopened_and_a_pause_ends(client, now):
     handles, results = Handles(client, "it"), opens(iter([1, 2]))
     handles.unavailable_reason("a", results)
     handles.forget("a", 99)
-    assert handles.get("a") == 1, "another one was forgotten"
+    assert handles.get_handle("a") == 1, "another one was forgotten"
     handles.forget("a", 1)
     assert handles.unavailable_reason("a", results) is None
-    assert handles.get("a") == 2
+    assert handles.get_handle("a") == 2
     handles.pause(0.5, "it was full")
     assert handles.unavailable_reason("a", results) == "it was full"
     now.seconds += 0.6
@@ -150,4 +150,4 @@ def test_handles_that_are_lost_are_reopened_after_a_while(client, now):
     assert handles.unavailable_reason("a", results) == "the session is gone"
     now.seconds += 2.1
     handles.unavailable_reason("a", results)
-    assert handles.get("a") == 2
+    assert handles.get_handle("a") == 2

@@ -44,7 +44,7 @@ def test_of_results_that_wait_the_newest_is_taken_in_and_frames_leave_between_it
     for number in (1, 2, 3):
         thread.take_in_result(functools.partial(steps, number))
     stamp = SimpleNamespace(to_nsec=lambda: 10**9)
-    thread.put(Frame(SimpleNamespace(header=SimpleNamespace(stamp=stamp)), time.monotonic()))
+    thread.offer_frame(Frame(SimpleNamespace(header=SimpleNamespace(stamp=stamp)), time.monotonic()))
     go_on.set()
     assert thread.drain(10.0)
     assert events == [0, "frame", "0 taken in", 3, "3 taken in"]
@@ -67,8 +67,8 @@ def test_a_frame_that_cannot_be_used_is_reported_on_diagnostics_until_one_can():
     task = Task(still, see, lambda *_: None, lambda *_: reports.append(health.make_report()), lambda *_: 0.0)
     thread = CarryThread(task, 1.0, health, lambda *_: None)
     thread.start(lambda *_: None)
-    thread.put(Frame(None, time.monotonic()))
-    thread.put(Frame("seen", time.monotonic()))
+    thread.offer_frame(Frame(None, time.monotonic()))
+    thread.offer_frame(Frame("seen", time.monotonic()))
     assert thread.drain(10.0)
     assert (reports[0].level, reports[0].message, reports[0].values["bad frames"]) == (WARN, "16 bits", "1")
     assert "16 bits" not in health.make_report().message

@@ -18,7 +18,7 @@ def test_an_image_that_comes_in_both_forms_is_taken_once(monkeypatch):
     taken = []
     health = types.SimpleNamespace(count=lambda *_: None)
     node = types.SimpleNamespace(params={}, callback=lambda call: call, health=health)
-    images = intake.ImageIntake(node, "image", "auto", types.SimpleNamespace(put=taken.append), False)
+    images = intake.ImageIntake(node, "image", "auto", taken.append, False)
 
     def publish(kind, second):
         message = kind()
@@ -49,7 +49,7 @@ def test_a_topic_that_is_called_compressed_is_not_subscribed_to_as_another_type(
     subscribed = []
     monkeypatch.setattr(intake.rospy, "Subscriber", lambda name, kind, *_, **__: subscribed.append((name, kind)))
     node = types.SimpleNamespace(params={}, callback=lambda call: call, health=None)
-    intake.ImageIntake(node, topic, transport, types.SimpleNamespace(put=None), False)
+    intake.ImageIntake(node, topic, transport, print, False)
     plain = transport == "auto" and topic == "/cam/image_raw"
     assert subscribed == [(topic, Image) if plain else ("/cam/image_raw/compressed", CompressedImage)]
 
@@ -67,5 +67,5 @@ def test_compressed_images_are_searched_next_to_the_remapped_topic(monkeypatch, 
     published = [["/front/image_raw/compressed", CompressedImage._type]]
     monkeypatch.setattr(intake.rospy, "get_published_topics", lambda: published)
     node = types.SimpleNamespace(params={}, callback=lambda call: call, health=intake.Health())
-    intake.ImageIntake(node, "camera/image_raw", transport, types.SimpleNamespace(put=None), False).refresh()
+    intake.ImageIntake(node, "camera/image_raw", transport, print, False).refresh()
     assert subscribed[-1] == "/front/image_raw/compressed"

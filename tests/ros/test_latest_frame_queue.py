@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_offload.manager.in_flight import FrameOrder
+from edge_offload.manager.in_flight import TicketLock
 from edge_offload.manager.turn_giver import TurnGiver
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, SlotCounts, Worker
 
 
 def test_the_newest_frame_is_taken_and_the_older_one_superseded():
     slot = LatestFrameQueue()
-    slot.put("old")
-    slot.put("new")
-    assert slot.take() == "new"
+    slot.offer_frame("old")
+    slot.offer_frame("new")
+    assert slot.take_next_frame() == "new"
     counts = slot.counts
     assert (counts.offered, counts.taken, counts.superseded, counts.waiting) == (2, 1, 1, 0)
 
@@ -32,10 +32,10 @@ def test_every_frame_is_taken_or_superseded_or_waits(steps, capacity):
     taken, number = [], 0
     for step in steps:
         if step == "put":
-            slot.put(number)
+            slot.offer_frame(number)
             number += 1
         else:
-            item = slot.take(timeout_s=0)
+            item = slot.take_next_frame(timeout_s=0)
             if item is not None:
                 taken.append(item)
         counts = slot.counts
@@ -51,11 +51,11 @@ def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_oth
     waiting, others, taken = {}, {}, []
     for number, step in enumerate(steps):
         if step != "take":
-            slot.put((step, number))
+            slot.offer_frame((step, number))
             waiting[step] = min(capacity, waiting.get(step, 0) + 1)
             others.setdefault(step, Counter())
             continue
-        frame = slot.take(timeout_s=0)
+        frame = slot.take_next_frame(timeout_s=0)
         assert (frame is None) == (not any(waiting.values()))
         if frame is None:
             continue
@@ -80,12 +80,12 @@ def test_sources_take_turns_and_none_waits_longer_than_for_one_frame_of_each_oth
 def test_sources_that_always_have_a_frame_go_round():
     slot = LatestFrameQueue(source=lambda frame: frame[0])
     for name in ("front", "left", "rear"):
-        slot.put((name, 0))
+        slot.offer_frame((name, 0))
     taken = []
     for number in range(1, 10):
-        taken.append(slot.take())
+        taken.append(slot.take_next_frame())
         for name in ("front", "front", "front", "left", "rear"):  # one of them sends three times as often
-            slot.put((name, number))
+            slot.offer_frame((name, number))
     assert [name for name, _ in taken] == ["front", "left", "rear"] * 3
     assert [number for _, number in taken] == list(range(9)), "each the newest"
 
@@ -102,10 +102,10 @@ def test_sources_go_round_as_tasks_that_lose_alike_do_in_the_turns_of_a_patrol()
         names.append(turn.node)
     slot = LatestFrameQueue(source=str)
     for name in ("front", "left", "rear"):
-        slot.put(name)
+        slot.offer_frame(name)
     for name in names:
-        assert slot.take() == name
-        slot.put(name)
+        assert slot.take_next_frame() == name
+        slot.offer_frame(name)
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
@@ -117,7 +117,7 @@ def test_results_are_as_many_as_frames_taken_with_a_real_worker(frames, producer
 
     def produce(first):
         for number in range(frames):
-            slot.put((first, number))
+            slot.offer_frame((first, number))
 
     threads = [threading.Thread(target=produce, args=(first,)) for first in range(producers)]
     for thread in threads:
@@ -144,12 +144,12 @@ def test_the_worker_starts_the_next_frame_as_soon_as_it_is_free():
 
     worker = Worker(slot, work, lambda item, error: None)
     worker.start()
-    slot.put(0)
+    slot.offer_frame(0)
     while not spans:
         time.sleep(0.001)
     # while the worker is busy newer frames replace each other; the last waits and must be next without another put
     for number in range(1, 50):
-        slot.put(number)
+        slot.offer_frame(number)
     gate.set()
     assert worker.drain(60)
     assert spans == [0, 49]
@@ -167,7 +167,7 @@ def test_nothing_is_superseded_in_queue_all_mode_and_the_producer_is_delayed():
 
     def produce():
         for number in range(100):
-            slot.put(number)
+            slot.offer_frame(number)
             ahead.append(number)
 
     producer = threading.Thread(target=produce)
@@ -191,14 +191,14 @@ def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
 
     worker = Worker(slot, work, lambda item, error: None)
     worker.start()
-    slot.put("running")
+    slot.offer_frame("running")
     started.wait(60)
-    slot.put("waiting")
+    slot.offer_frame("waiting")
     closing = threading.Thread(target=worker.drain, args=(60,))
     closing.start()
     while not slot.closed:
         time.sleep(0.001)
-    assert slot.put("too late") is False
+    assert slot.offer_frame("too late") is False
     go.set()
     closing.join(60)
     assert results == ["running", "waiting"]
@@ -208,9 +208,9 @@ def test_draining_finishes_the_frame_that_waits_and_refuses_newer_ones():
 
 def test_closing_frees_a_producer_that_waits_for_room():
     slot = LatestFrameQueue(capacity=1, queue_all=True)
-    slot.put(1)
+    slot.offer_frame(1)
     outcome = []
-    producer = threading.Thread(target=lambda: outcome.append(slot.put(2)))
+    producer = threading.Thread(target=lambda: outcome.append(slot.offer_frame(2)))
     producer.start()
     slot.close()
     producer.join(60)
@@ -228,7 +228,7 @@ def test_an_exception_is_handed_over_and_the_worker_goes_on():
 
     worker = Worker(slot, work, lambda item, error: errors.append((item, str(error))))
     for item in ("good", "bad", "better"):
-        slot.put(item)
+        slot.offer_frame(item)
     worker.start()
     assert worker.drain(60)
     assert done == ["good", "better"]
@@ -243,7 +243,7 @@ class Stage:
 
     def __init__(self, lanes, queue_all=True, free=lambda taken_s: 0.0):
         self.slot = LatestFrameQueue(capacity=8, queue_all=queue_all)
-        self.order = FrameOrder()
+        self.order = TicketLock()
         self.prepared, self.finished, self.failed = [], [], []
         self.runs = {}
         self.lock = threading.Lock()
@@ -257,13 +257,13 @@ class Stage:
         with self.lock:
             return self.runs.setdefault(item, (threading.Event(), threading.Event()))
 
-    def prepare(self, item, place):
+    def prepare_frame(self, item, place):
         self.prepared.append(item)
         if item == "bad":
             raise ValueError("cannot be prepared")
         return item
 
-    def infer(self, item, prepared):
+    def infer_frame(self, item, prepared):
         assert prepared == item
         begun, go = self.gate(item)
         begun.set()
@@ -272,11 +272,11 @@ class Stage:
             raise ValueError("lost on the way")
         return item
 
-    def finish(self, item, prepared, inferred):
+    def finish_frame(self, item, prepared, inferred):
         assert (prepared, inferred) == (item, item)
         self.finished.append(item)
 
-    def fail(self, item, error):
+    def fail_frame(self, item, error):
         self.finished.append(item)
         self.failed.append((item, str(error)))
 
@@ -290,7 +290,7 @@ def test_two_are_under_way_and_results_leave_in_their_order():
     stage = Stage(2)
     stage.pipeline.start()
     for item in range(3):
-        stage.slot.put(item)
+        stage.slot.offer_frame(item)
     assert stage.gate(0)[0].wait(60)
     assert stage.gate(1)[0].wait(60), "the second one runs beside the first"
     assert stage.pipeline.under_way == 2
@@ -308,7 +308,7 @@ def test_results_are_ordered_and_one_for_each_frame_whichever_stage_is_ready_fir
     stage = Stage(lanes)
     stage.pipeline.start()
     for item in range(4):
-        stage.slot.put(item)
+        stage.slot.offer_frame(item)
     for item in answers:
         stage.release(item)
     assert stage.pipeline.drain(60)
@@ -319,7 +319,7 @@ def test_results_are_ordered_and_one_for_each_frame_whichever_stage_is_ready_fir
 def test_a_frame_that_fails_has_its_result_in_its_turn_wherever_it_failed():
     stage = Stage(2)
     for item in ("first", "bad", "lost", "last"):
-        stage.slot.put(item)
+        stage.slot.offer_frame(item)
     stage.pipeline.start()
     stage.release("lost", "last")
     assert stage.gate("first")[0].wait(60)
@@ -328,14 +328,14 @@ def test_a_frame_that_fails_has_its_result_in_its_turn_wherever_it_failed():
     assert stage.pipeline.drain(60)
     assert stage.finished == ["first", "bad", "lost", "last"]
     assert stage.failed == [("bad", "cannot be prepared"), ("lost", "lost on the way")]
-    assert math.isfinite(stage.order.first_since_s(stage.order.place())), "no place is left"
+    assert math.isfinite(stage.order.first_since_s(stage.order.reserve_place())), "no place is left"
 
 
 def test_draining_gives_two_that_are_under_way_and_one_that_waits_their_results():
     stage = Stage(2)
     stage.pipeline.start()
     for item in range(3):
-        stage.slot.put(item)
+        stage.slot.offer_frame(item)
     assert stage.gate(0)[0].wait(60)
     assert stage.gate(1)[0].wait(60)
     ended = []
@@ -343,7 +343,7 @@ def test_draining_gives_two_that_are_under_way_and_one_that_waits_their_results(
     ending.start()
     while not stage.slot.closed:
         time.sleep(0.001)
-    assert stage.slot.put("too late") is False
+    assert stage.slot.offer_frame("too late") is False
     stage.release(1, 2, 0)
     ending.join(60)
     assert ended == [True]
@@ -352,13 +352,13 @@ def test_draining_gives_two_that_are_under_way_and_one_that_waits_their_results(
 
 def test_while_no_frame_may_start_the_newest_one_replaces_the_waiting_one():
     slot, now = LatestFrameQueue(), []
-    slot.put("old")
+    slot.offer_frame("old")
     taken = []
-    taker = threading.Thread(target=lambda: taken.append(slot.take(wait_s=lambda: 0.0 if now else math.inf)))
+    taker = threading.Thread(target=lambda: taken.append(slot.take_next_frame(wait_s=lambda: 0.0 if now else math.inf)))
     taker.start()
-    slot.put("new")
+    slot.offer_frame("new")
     now.append(1)
-    slot.wake()
+    slot.wake_takers()
     taker.join(60)
     assert taken == ["new"]
     assert slot.counts.superseded == 1

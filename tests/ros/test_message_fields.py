@@ -564,7 +564,15 @@ def published_examples():
     transform = transform_message(pose, HEADER.stamp, "map", "lidar")
     absent = {Mode.SPLIT: "no plan"}
     expected = ModeForecast(
-        Mode.SERVER, 1.0, 0.5, 2.0, "no link", doubt_s=0.25, bytes_up=5, bytes_down=6, covariance={Mode.SERVER: 0.5}
+        Mode.SERVER,
+        1.0,
+        0.5,
+        2.0,
+        "no link",
+        standard_error_s=0.25,
+        bytes_up=5,
+        bytes_down=6,
+        covariance={Mode.SERVER: 0.5},
     )
     link = link_of(Forecast(uplink=100.0, downlink=50.0, link_error=0.25, link_age=rospy.Duration(2)))
     situation = Situation(1.0, {Mode.SERVER: expected}, 0.5, 0.75, absent=absent, link=link)

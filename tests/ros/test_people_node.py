@@ -189,7 +189,7 @@ def test_absent_images_are_reported_with_the_topics_that_have_some(graph, monkey
     monkeypatch.setattr(rospy, "logwarn", warnings.append)
     monkeypatch.setattr(intake, "SILENCE_S", 0.0)
     graph.publisher("front/image_raw", Image)
-    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue(), queue_all=False)
+    images = intake.ImageIntake(Listener(), f"{graph.ns}/frnt", "auto", LatestFrameQueue().offer_frame, queue_all=False)
     for _ in range(2):
         images.refresh()
     images.close()

@@ -175,9 +175,9 @@ def test_stamp_zero_requests_the_newest():
 
 def test_results_wait_most_of_the_frame_interval_by_default():
     interval = Interval()
-    assert interval.note_arrival(10.0) == 0.1, "nothing is known yet"
+    assert interval.update_interval(10.0) == 0.1, "nothing is known yet"
     for number in range(1, 8):
-        interval_s = interval.note_arrival(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
+        interval_s = interval.update_interval(10.0 + 0.2 * number + (0.15 if number == 4 else 0.0))
     assert interval_s == pytest.approx(0.2)
     assert waits_until(10.0, 0.2, {}) == pytest.approx(10.15)
     assert waits_until(10.0, 0.2, {"tf_wait": 0.5}) == pytest.approx(10.5)

@@ -233,7 +233,7 @@ def test_a_faulty_result_of_a_network_is_not_learned_from_and_the_next_is():
     def compared(*comparison):
         comparisons.append(comparison[:3])
 
-    carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock(), compared=compared)
+    carrying = Carrying(Counting(), lambda carried, own: abs(carried - own), clock=Clock(), on_comparison=compared)
     carrying.add_result(0.0, 0, 0)
     carrying.add_local_result(1.0, FRAME)
     carrying.add_result(math.nan, FRAME, FRAME)

@@ -40,7 +40,7 @@ class Remote(Runner):
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         number = int(inputs[0][0])
         self.order.append(number)
         self.begun[number].set()
@@ -82,14 +82,14 @@ def calls():
 
 def set_limits(monkeypatch, module, limits_s):
     """Give each frame what it usually takes, how much more that may be, and when it is due."""
-    usual = module._lateness.frame
+    usual = module._lateness.limit_frame
 
     def frame(*facts):
         late = usual(*facts)
         late._usual_s, late._slack_s, late._due_s = limits_s.pop(0)
         return late
 
-    monkeypatch.setattr(module._lateness, "frame", frame)
+    monkeypatch.setattr(module._lateness, "limit_frame", frame)
 
 
 def end(remote, threads):
@@ -101,7 +101,7 @@ def end(remote, threads):
 
 def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(calls):
     module, remote, results, threads, start = calls(Mode.SERVER)
-    first, second = module.frames.place(), module.frames.place()
+    first, second = module.frames.reserve_place(), module.frames.reserve_place()
     start(0, first)
     assert remote.begun[0].wait(FOREVER_S)
     start(1, second)
@@ -115,7 +115,7 @@ def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(cal
 @pytest.mark.parametrize("mode", [Mode.REPLAY, Mode.SPLIT])
 def test_other_modes_preserve_the_order_of_their_inferences(calls, mode):
     module, remote, results, threads, start = calls(mode)
-    first, second = module.frames.place(), module.frames.place()
+    first, second = module.frames.reserve_place(), module.frames.reserve_place()
     start(1, second)
     start(0, first)
     assert remote.begun[0].wait(FOREVER_S)
@@ -141,9 +141,9 @@ def test_a_wait_behind_earlier_frames_is_not_learned_as_time_of_the_mode(calls):
 def test_behind_an_earlier_frame_nothing_is_late_that_otherwise_would_be(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (0.0, 0.0, NEVER), (0.0, 0.0, NEVER)])
-    start(0, module.frames.place())
+    start(0, module.frames.reserve_place())
     assert remote.begun[0].wait(FOREVER_S)
-    start(1, module.frames.place())
+    start(1, module.frames.reserve_place())
     assert remote.begun[1].wait(FOREVER_S)
     remote.answer[1].set()
     threads[1].join(FOREVER_S)
@@ -151,7 +151,7 @@ def test_behind_an_earlier_frame_nothing_is_late_that_otherwise_would_be(calls, 
     assert not results[1][1].fallback_reason
     remote.answer[0].set()
     threads[0].join(FOREVER_S)
-    start(2, module.frames.place())
+    start(2, module.frames.reserve_place())
     threads[2].join(FOREVER_S)
     assert results[2][1].hedged
     assert results[2][1].mode is Mode.LOCAL
@@ -161,9 +161,9 @@ def test_behind_an_earlier_frame_nothing_is_late_that_otherwise_would_be(calls, 
 def test_a_deadline_holds_behind_an_earlier_frame_too(calls, monkeypatch):
     module, remote, results, threads, start = calls(Mode.SERVER)
     set_limits(monkeypatch, module, [(NEVER, NEVER, NEVER), (9.0, 9.0, 0.0)])
-    start(0, module.frames.place())
+    start(0, module.frames.reserve_place())
     assert remote.begun[0].wait(FOREVER_S)
-    start(1, module.frames.place())
+    start(1, module.frames.reserve_place())
     threads[1].join(FOREVER_S)
     assert results[1][1].mode is Mode.LOCAL
     end(remote, threads)
@@ -172,8 +172,8 @@ def test_a_deadline_holds_behind_an_earlier_frame_too(calls, monkeypatch):
 
 def test_a_frame_that_fails_gives_its_place_up(calls):
     module, _, _, _, _ = calls(Mode.SERVER)
-    place = module.frames.place()
-    behind = module.frames.place()
+    place = module.frames.reserve_place()
+    behind = module.frames.reserve_place()
     with pytest.raises(TypeError):
         module.run(["no tensor"], place=place)
     assert module.frames.first_since_s(behind) < math.inf
@@ -196,15 +196,15 @@ def test_each_stage_gets_its_wait_behind_the_request_before():
     earlier = _EarlierRequests()
     transferred = transfer(1.0, 1.06, 1.5, 1.58)
     assert earlier.behind_s(transferred, 0.2) == {}, "there was none before"
-    earlier.note(done(transfer(0.0, 0.1, 0.3, 0.4)))
+    earlier.add_finished(done(transfer(0.0, 0.1, 0.3, 0.4)))
     assert earlier.behind_s(transferred, 0.2) == {}, "it was through"
-    earlier.note(done(transfer(0.9, 1.02, 1.2, 1.52)))
+    earlier.add_finished(done(transfer(0.9, 1.02, 1.2, 1.52)))
     waits = earlier.behind_s(transferred, 0.2)
     assert waits["uplink"] == pytest.approx(0.02), "the link was its own until then"
     assert waits["queue"] == pytest.approx(0.14)
     assert waits["downlink"] == pytest.approx(0.02)
     assert earlier.behind_s(transferred, 0.05)["queue"] == 0.05, "no more than it waited"
-    earlier.note(done(transfer(1.1, 1.4, 1.9, 2.0)))
+    earlier.add_finished(done(transfer(1.1, 1.4, 1.9, 2.0)))
     assert earlier.behind_s(transferred, 0.2) == waits, "one that was sent later held nothing up"
 
 
@@ -215,7 +215,7 @@ def test_a_failed_request_delayed_nothing_measurable():
     cancelled: Future = Future()
     cancelled.cancel()
     for each in (failed, cancelled):
-        earlier.note(each)
+        earlier.add_finished(each)
     assert earlier.behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}
 
 
@@ -228,9 +228,9 @@ def test_a_policy_counts_the_wait_of_frames_that_do_not_overlap(interval_s, chos
             module.add_runner(Remote(mode))
         for number in range(20):
             one = InferenceReport(mode, "", total_s, {"compute_server": 0.06}, round_trips=1, part_s=0.06)
-            module.costs.forecaster.note(now - 2 + 0.1 * number, one, LinkReading())
-            module.frames.note(one)
+            module.costs.forecaster.learn_report(now - 2 + 0.1 * number, one, LinkReading())
+            module.frames.learn_costs(one)
     for number in range(20):
-        module.frames.note_arrival(now + number * interval_s)
+        module.frames.record_frame_arrival(now + number * interval_s)
     assert LatencyPolicy().decide(module.situation(torch.zeros(1))).mode is chosen
     module.close()

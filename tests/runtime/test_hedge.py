@@ -35,16 +35,18 @@ class After:
     def __init__(self, seconds, stopped=lambda: False):
         self.at, self.link_stopped = time.monotonic() + seconds, stopped
 
-    def rival_at(self):
+    def hedge_at(self):
         return self.at
 
 
-def local(enough):
+def local(cancelled):
     return Attempt(LOCAL_OUTPUTS, {"compute_robot": 0.0})
 
 
 def test_a_result_in_time_starts_no_local_computation(hedge):
-    outcome = hedge.run(lambda: Attempt(REMOTE_OUTPUTS), lambda enough: pytest.fail("started"), After(FOREVER_S))
+    outcome = hedge.race_attempts(
+        lambda: Attempt(REMOTE_OUTPUTS), lambda _cancelled: pytest.fail("started"), After(FOREVER_S)
+    )
     assert outcome.remote
     assert not outcome.hedged
     assert outcome.attempt.outputs is REMOTE_OUTPUTS
@@ -65,7 +67,7 @@ class Planned(Runner):
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         self.thread = threading.get_ident()
         if self.lost is not None:
             raise self.lost
@@ -103,13 +105,15 @@ def test_late_remote_loses_and_no_frame_starts_another_until_it_ends():
         ended.wait(FOREVER_S)
         return Attempt(REMOTE_OUTPUTS)
 
-    outcome = hedge.run(remote, local, After(0.01), settled=lambda seconds, attempt: settled.append((seconds, attempt)))
+    outcome = hedge.race_attempts(
+        remote, local, After(0.01), on_late_result=lambda seconds, attempt: settled.append((seconds, attempt))
+    )
     assert (outcome.remote, outcome.hedged) == (False, True)
     assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert "did not answer within" in outcome.reason
-    assert "has not answered for" in hedge.unavailable_reason()
+    assert "has not answered for" in hedge.find_overdue_attempt()
     ended.set()
-    while hedge.unavailable_reason() is not None or not settled:
+    while hedge.find_overdue_attempt() is not None or not settled:
         time.sleep(0.005)
     assert settled[0][1].outputs is REMOTE_OUTPUTS
     hedge.close()
@@ -122,13 +126,13 @@ def test_remote_that_arrives_first_after_all_wins_and_the_rival_is_stopped(hedge
         started.wait(FOREVER_S)
         return Attempt(REMOTE_OUTPUTS)
 
-    def slow(enough):
+    def slow(cancelled):
         started.set()
-        assert enough.wait(FOREVER_S)
+        assert cancelled.wait(FOREVER_S)
         stopped.set()
         return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
-    outcome = hedge.run(remote, slow, After(0.0))
+    outcome = hedge.race_attempts(remote, slow, After(0.0))
     assert (outcome.remote, outcome.hedged) == (True, True)
     assert outcome.attempt.outputs is REMOTE_OUTPUTS
     assert stopped.wait(FOREVER_S)
@@ -141,17 +145,17 @@ def test_a_rival_that_still_computes_is_waited_for_before_the_next_local_computa
         started.wait(FOREVER_S)
         return Attempt(REMOTE_OUTPUTS)
 
-    def first(enough):
+    def first(cancelled):
         started.set()
         go.wait(FOREVER_S)
         order.append("first")
         return Attempt(LOCAL_OUTPUTS)
 
-    def second(enough):
+    def second(cancelled):
         order.append("second")
         return Attempt(LOCAL_OUTPUTS)
 
-    assert hedge.run(remote, first, After(0.0)).remote
+    assert hedge.race_attempts(remote, first, After(0.0)).remote
     threading.Timer(0.05, go.set).start()
     hedge.run_unraced(second)
     assert order == ["first", "second"], "two computations at once would share the processor"
@@ -161,7 +165,7 @@ def test_a_failure_of_the_remote_side_is_answered_locally_with_its_cost(hedge):
     def remote():
         raise FailedAttempt(LinkLost("the connection broke"), 0.1, 1234)
 
-    outcome = hedge.run(remote, local, After(FOREVER_S))
+    outcome = hedge.race_attempts(remote, local, After(FOREVER_S))
     assert not outcome.remote
     assert not outcome.hedged
     assert outcome.lost.bytes_up == 1234
@@ -176,12 +180,12 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
         started.wait(FOREVER_S)
         raise FailedAttempt(LinkLost("the connection broke"), 0.1, 1234)
 
-    def rival(enough):
+    def rival(cancelled):
         started.set()
         time.sleep(0.1)
         return Attempt(LOCAL_OUTPUTS, {"compute_robot": 0.05})
 
-    outcome = hedge.run(remote, rival, After(0.0))
+    outcome = hedge.race_attempts(remote, rival, After(0.0))
     assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert outcome.hedged
     assert "connection broke" in outcome.reason
@@ -189,7 +193,7 @@ def test_remote_that_fails_during_the_race_leaves_the_local_result(hedge):
 
 @pytest.mark.process
 def test_a_model_that_fails_locally_is_rescued_by_the_server_or_fails_as_without_it(hedge):
-    def broken(enough):
+    def broken(cancelled):
         raise ValueError("bad model")
 
     def slow():
@@ -200,9 +204,9 @@ def test_a_model_that_fails_locally_is_rescued_by_the_server_or_fails_as_without
         time.sleep(0.05)
         raise LinkLost("gone")
 
-    assert hedge.run(slow, broken, After(0.0)).attempt.outputs is REMOTE_OUTPUTS
+    assert hedge.race_attempts(slow, broken, After(0.0)).attempt.outputs is REMOTE_OUTPUTS
     with pytest.raises((ValueError, LinkLost)):
-        hedge.run(lost, broken, After(0.0))
+        hedge.race_attempts(lost, broken, After(0.0))
 
 
 def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
@@ -213,7 +217,7 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
             torch.set_num_threads(threads)
             go = threading.Event()
 
-            def rival(enough, go=go):
+            def rival(cancelled, go=go):
                 seen.append(torch.get_num_threads())
                 go.set()
                 return Attempt(LOCAL_OUTPUTS)
@@ -222,7 +226,7 @@ def test_the_rival_computes_with_as_many_threads_as_its_caller(hedge):
                 go.wait(FOREVER_S)
                 return Attempt(REMOTE_OUTPUTS)
 
-            hedge.run(remote, rival, After(0.0))
+            hedge.race_attempts(remote, rival, After(0.0))
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
@@ -235,7 +239,7 @@ def test_the_robot_starts_as_soon_as_the_link_has_stopped_not_when_the_result_is
         never.wait(FOREVER_S)
         return Attempt(REMOTE_OUTPUTS)
 
-    outcome = hedge.run(remote, local, After(FOREVER_S, lambda: True))
+    outcome = hedge.race_attempts(remote, local, After(FOREVER_S, lambda: True))
     never.set()
     assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert (outcome.remote, outcome.hedged) == (False, True)
@@ -255,7 +259,7 @@ def test_a_link_that_has_not_stopped_keeps_the_robot_from_beginning(hedge):
         answer.wait(FOREVER_S)
         return Attempt(REMOTE_OUTPUTS)
 
-    outcome = hedge.run(remote, lambda enough: pytest.fail("started"), After(FOREVER_S, stopped))
+    outcome = hedge.race_attempts(remote, lambda _cancelled: pytest.fail("started"), After(FOREVER_S, stopped))
     assert outcome.attempt.outputs is REMOTE_OUTPUTS
     assert not outcome.hedged
     assert len(calls) >= 3
@@ -273,7 +277,7 @@ class Remote(Runner):
     def unavailable_reason(self, inputs):
         return None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         self.calls += 1
         self.budgets.append(budget)
         if not self.answer.wait(FOREVER_S):
@@ -393,8 +397,8 @@ def test_a_policy_chooses_among_the_candidates_that_exist_and_local_is_always_on
 def test_a_local_computation_is_joined_for_a_reason_and_the_first_result_wins(hedge):
     stopped, elapsed = threading.Event(), []
 
-    def slow(enough):
-        assert enough.wait(FOREVER_S)
+    def slow(cancelled):
+        assert cancelled.wait(FOREVER_S)
         stopped.set()
         return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
@@ -402,7 +406,7 @@ def test_a_local_computation_is_joined_for_a_reason_and_the_first_result_wins(he
         elapsed.append(elapsed_s)
         return (lambda: Attempt(REMOTE_OUTPUTS)) if len(elapsed) == 3 else None
 
-    outcome = hedge.joined(slow, join, every_s=0.01)
+    outcome = hedge.race_joined(slow, join, every_s=0.01)
     assert (outcome.remote, outcome.hedged) == (True, True)
     assert outcome.attempt.outputs is REMOTE_OUTPUTS
     assert stopped.wait(FOREVER_S), "the local computation is told to stop"
@@ -411,7 +415,7 @@ def test_a_local_computation_is_joined_for_a_reason_and_the_first_result_wins(he
 
 
 def test_without_a_reason_a_local_computation_ends_unjoined(hedge):
-    outcome = hedge.joined(local, lambda elapsed_s: None, every_s=0.01)
+    outcome = hedge.race_joined(local, lambda elapsed_s: None, every_s=0.01)
     assert (outcome.remote, outcome.hedged) == (False, False)
     assert outcome.attempt.outputs is LOCAL_OUTPUTS
 
@@ -419,7 +423,7 @@ def test_without_a_reason_a_local_computation_ends_unjoined(hedge):
 def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
     go = threading.Event()
 
-    def slow(enough):
+    def slow(cancelled):
         assert go.wait(FOREVER_S)
         return Attempt(LOCAL_OUTPUTS, {"compute_robot": 1.0})
 
@@ -427,7 +431,7 @@ def test_a_joined_remote_that_fails_or_is_later_leaves_the_local_result(hedge):
         go.set()
         raise FailedAttempt(LinkLost("gone again"), 0.1, 99)
 
-    outcome = hedge.joined(slow, lambda elapsed_s: lost, every_s=0.01)
+    outcome = hedge.race_joined(slow, lambda elapsed_s: lost, every_s=0.01)
     assert outcome.attempt.outputs is LOCAL_OUTPUTS
     assert not outcome.remote
 
@@ -443,7 +447,7 @@ class _Returning(Runner):
     def unavailable_reason(self, inputs):
         return self.away or None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         self.calls += 1
         return Attempt((inputs[0] * 2,), {"compute_server": 0.001}, bytes_up=1000, round_trips=1)
 
@@ -468,8 +472,10 @@ def test_a_frame_started_in_an_outage_continues_on_the_restored_server(monkeypat
     for mode in (Mode.LOCAL, Mode.LAZY, Mode.LAZY):
         module.run([x], mode)
     runner.away = "no server"
-    note = module.costs.forecaster.note
-    monkeypatch.setattr(module.costs.forecaster, "note", lambda now, *rest: (noted.append(rest[0]), note(now, *rest)))
+    note = module.costs.forecaster.learn_report
+    monkeypatch.setattr(
+        module.costs.forecaster, "learn_report", lambda now, *rest: (noted.append(rest[0]), note(now, *rest))
+    )
     timer = threading.Timer(0.5, lambda: setattr(runner, "away", ""))
     timer.start()
     outputs, report = module.run([x], Mode.LOCAL, refresh=True)

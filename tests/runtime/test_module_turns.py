@@ -23,7 +23,7 @@ class _PreparedRunner(Runner):
         self.calls += 1
         return self.why or None
 
-    def run(self, inputs, meta, budget):
+    def attempt_inference(self, inputs, meta, budget):
         raise AssertionError("nothing is run")
 
     def state(self):
@@ -43,14 +43,18 @@ def test_frames_precede_replay_and_split_and_one_frame_measures_neither(monkeypa
     assert reason_of(Mode.REPLAY) == "it is prepared when frames run"
     assert reason_of(Mode.SERVER) == ""
     for frame in range(ENOUGH):
-        module.costs.forecaster.note(frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0))
+        module.costs.forecaster.learn_report(
+            frame, InferenceReport(Mode.SERVER, "", 0.1, round_trips=1), module.reading(0.0)
+        )
     assert reason_of(Mode.REPLAY) == "replay is being learnt"
     assert reason_of(Mode.SPLIT) == "it is prepared after replay"
     assert runners[Mode.SPLIT].calls == 0
     runners[Mode.REPLAY].why = ""
     for measured in (False, True):
         assert reason_of(Mode.SPLIT) == "it is prepared after replay", "which has to be tried first"
-        module.costs.forecaster.note(20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0))
+        module.costs.forecaster.learn_report(
+            20.0, InferenceReport(Mode.REPLAY, "", 0.1, round_trips=1), module.reading(0.0)
+        )
         assert module.situation([torch.ones(3)]).forecasts[Mode.REPLAY].measured is measured
     assert reason_of(Mode.SPLIT) == "split is being learnt"
     runners[Mode.REPLAY].why = "the virtual device is lost"

@@ -180,7 +180,7 @@ class Times:
     def due_s(self):
         return self.due[0] if self.due else None
 
-    def run(self):
+    def run_due_work(self):
         self.done.append(self.due.pop(0))
 
 
@@ -188,7 +188,7 @@ def test_what_is_due_goes_before_what_waits():
     times = Times()
     worker = JobWorker("test", FairQueue(), timetable=times)
     order, ended = [], threading.Event()
-    times.run = lambda: (order.append(times.due.pop(0)), times.due or ended.set())
+    times.run_due_work = lambda: (order.append(times.due.pop(0)), times.due or ended.set())
 
     def job():
         order.append("job")
@@ -208,7 +208,7 @@ def test_a_timetable_that_changes_is_looked_at_when_it_nudges():
     times = Times()
     worker = JobWorker("test", FairQueue(), timetable=times)
     ended = threading.Event()
-    times.run = lambda: (times.due.clear(), ended.set())
+    times.run_due_work = lambda: (times.due.clear(), ended.set())
     worker.start()
     times.due = [0.0]
     worker.queue.nudge()
@@ -241,7 +241,7 @@ def test_a_timetable_that_fails_ends_nothing(caplog):
     times = Times(0.0)
     worker = JobWorker("test", FairQueue(), timetable=times)
     ended = threading.Event()
-    times.run = lambda: times.due.pop() / 0
+    times.run_due_work = lambda: times.due.pop() / 0
     worker.start()
     worker.submit_job("a", ended.set)
     assert ended.wait(60)

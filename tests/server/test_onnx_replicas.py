@@ -40,7 +40,7 @@ def test_a_replica_computes_what_the_robot_does(sides: Any) -> None:
     robot = registry.build_module(name, **options)
     replica = pool.acquire_replica("net.onnx", options, registry.state_hash(robot))
     image = torch.zeros((3, 320, 320), dtype=torch.uint8)
-    ours, theirs = ModuleExecutor(robot).run([image]), replica.executor.run([image])
+    ours, theirs = ModuleExecutor(robot).run_module([image]), replica.executor.run_module([image])
     assert len(ours.outputs[1])
     assert all(torch.equal(one, other) for one, other in zip(ours.outputs, theirs.outputs))
     assert sum(one.nbytes for one in theirs.outputs) < 2000  # decoded there: boxes travel, not tables

@@ -1,4 +1,4 @@
-"""Exact planning of small graphs by branch and bound, over every range that recuts leave out.
+"""Exact planning of small graphs by branch and bound, over every range that row splits leave out.
 
 For each operator, from the outputs back, every decision of the plan space is tried: one side, each side's own needs
 (replication), and every cut either way round. A branch is left when what is already decided costs more than the best
@@ -65,7 +65,7 @@ def solve(space: Space, objective: Objective, prune: bool = True) -> Search:
     if len(located.operators) > MOST_OPERATORS:
         raise BadInput(f"{len(located.operators)} operators are too many to search exhaustively",
                        remedy=f"the limit is {MOST_OPERATORS}; use loss_beam")  # fmt: skip
-    search = Search(space.score_recuts(space.device_only))
+    search = Search(space.score_row_splits(space.device_only))
     ranges: Dict[Side, Dict[int, Range]] = {side: {} for side in Side}
     best = _cost(objective, search.best)
     cheapest = [0.0]

@@ -51,7 +51,7 @@ def wastes_rows(plan: SplitPlan, located: LocalityMap) -> bool:
                 step = steps[side].get(index)
                 computed = set(range(step.low, step.high)) if step else set()
                 lacking = used[side].get(number, set()) - computed
-                used[side.other].setdefault(number, set()).update(lacking)
+                used[side.opposite].setdefault(number, set()).update(lacking)
         for side in Side:
             step = steps[side].get(index)
             if step is None:

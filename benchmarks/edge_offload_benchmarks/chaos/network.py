@@ -112,17 +112,17 @@ class Carried:
         self.loop: FrameLoop[Shot, Any] = FrameLoop(Carrying(StaticCarrier(), lambda *_: 0.0), self._record_departure)
         self.events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: self.failed.append(repr(error)))
 
-    def put(self, shot: Shot) -> bool:
+    def offer_frame(self, shot: Shot) -> bool:
         """A frame comes."""
-        taken = self.frames.put(shot)
+        taken = self.frames.offer_frame(shot)
         self.events.post(self._take, first=True)
         return taken
 
     def _take(self) -> None:
-        shot = self.frames.take(0.0)
+        shot = self.frames.take_next_frame(0.0)
         if shot is None:
             return
-        self._slot.put(shot)
+        self._slot.offer_frame(shot)
         self.loop.arrived(shot, self._stamp_of(shot), shot.at_s)
 
     def add_result(self, shot: Shot, outputs: Any, taken_s: float) -> None:
@@ -210,7 +210,7 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(accepted=self._wants_frame)
+        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(admit_frame=self._wants_frame)
         self._carried = Carried(self._slot, 1 / ways.fps, self._check_carried) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
@@ -257,14 +257,14 @@ class Network:
             assert self._carried is not None, "a promise is of results that are carried along"
             self._promise = self.offloaded.follow(PromisePolicy(self._ways.accuracy, habits=LOSES))
         if self._turns is not None:
-            self._turns.wake[self.task] = self._slot.wake
+            self._turns.wake[self.task] = self._slot.wake_takers
         self._pipeline.start()
         if self._carried is not None:
             self._carried.events.start()
 
-    def put(self, shot: Shot) -> bool:
+    def offer_frame(self, shot: Shot) -> bool:
         """A frame comes."""
-        return (self._carried or self._slot).put(shot)
+        return (self._carried or self._slot).offer_frame(shot)
 
     def _wants_frame(self, shot: Shot) -> bool:
         return self._promise is None or self._promise.wants(shot.at_s)
@@ -273,9 +273,9 @@ class Network:
         if self._turns is not None and self._requested_mode is not Mode.LOCAL:
             # a turn is one frame's
             return float("inf") if taken_s else self._turns.wait_s(self.task)
-        return self.offloaded.frames.wait_s(time.monotonic(), self._requested_mode, taken_s)
+        return self.offloaded.frames.frame_wait_s(time.monotonic(), self._requested_mode, taken_s)
 
-    def prepare(self, shot: Shot, place: int) -> _Decided:
+    def prepare_frame(self, shot: Shot, place: int) -> _Decided:
         """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         picture, number = self._pictures[shot.number % len(self._pictures)], shot.number
         taken = time.monotonic()
@@ -305,7 +305,7 @@ class Network:
                 mode, refresh = Mode.LOCAL, False
         return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, meta, reading)
 
-    def infer(self, shot: Shot, decided: _Decided) -> _Ran:
+    def infer_frame(self, shot: Shot, decided: _Decided) -> _Ran:
         """Run a decided frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         started_s, picture, mode = time.monotonic(), [decided.picture], decided.mode
         try:
@@ -318,14 +318,14 @@ class Network:
                 self._turns.end_turn(self.task, decided.claim, shot.at_s)
         return _Ran(outputs, report, started_s, ended)
 
-    def finish(self, shot: Shot, decided: _Decided, ran: _Ran) -> None:
+    def finish_frame(self, shot: Shot, decided: _Decided, ran: _Ran) -> None:
         """Record a frame's result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         decision, claim, taken, reading = decided.decision, decided.claim, decided.taken_s, decided.reading
         situation, forecast = decided.situation, decided.situation.forecasts.get(decision.mode)
         number, outputs, report, started_s = shot.number, ran.outputs, ran.report, ran.started_s
         # results leave in their order: the wait for that is part of the frame's time
         total_s = max(report.total_s, time.monotonic() - started_s)
-        self.offloaded.frames.note(report)
+        self.offloaded.frames.learn_costs(report)
         if self._carried is not None:
             self._carried.add_result(shot, outputs, taken)
         write_record(
@@ -353,7 +353,7 @@ class Network:
         )
         self._results += 1
 
-    def fail(self, shot: Shot, error: BaseException) -> None:
+    def fail_frame(self, shot: Shot, error: BaseException) -> None:
         """Record an error; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         self.failed.append(f"frame {shot.number}: {error!r}")
 

@@ -80,7 +80,7 @@ def main() -> int:
         network.client.start()
         probers.append(Prober(network.client).start())
     local_s = [seconds for network in networks for seconds in network.measure_local()]
-    cameras = [Camera(args.fps, network.put) for network in networks]
+    cameras = [Camera(args.fps, network.offer_frame) for network in networks]
     write_record(ready=True, local_s=local_s, t=time.monotonic(), tasks=[network.task for network in networks])
     for network in networks:
         network.start()

@@ -67,7 +67,7 @@ class Turns:
         """A frame goes; None: it is not its turn."""
         with self._changed:
             now = time.monotonic()
-            claim = self._takers[name].take(now, now)
+            claim = self._takers[name].claim_turn(now, now)
             if claim is not None:
                 self._giver.taken(now, claim.number, name)
                 self._notify_others(now, name, ends=False)
@@ -84,7 +84,7 @@ class Turns:
     def _notify_others(self, now: float, name: str, ends: bool) -> None:
         for other, taker in self._takers.items():
             if other != name:
-                taker.other(now, name, ends)
+                taker.record_other_frame(now, name, ends)
 
     @property
     def count_untaken(self) -> Dict[str, int]:
@@ -113,5 +113,5 @@ class Turns:
             return False
         self._announced_s = now
         for taker in self._takers.values():
-            taker.given(now, (self._last.number, 0), self._last.node, self._giver.tasks)
+            taker.record_turn(now, (self._last.number, 0), self._last.node, self._giver.tasks)
         return True

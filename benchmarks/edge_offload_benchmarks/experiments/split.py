@@ -148,7 +148,7 @@ def measure_model(
         client.wait_ready(60.0)
         module = OffloadedModule(args.model, network, client, options=options, robot_slowdown=args.slowdown,
                                  hedging=False)  # fmt: skip
-        run = module.runners.local.run
+        run = module.runners.local.attempt_inference
         source = ModelSource(args.model, options, network, lambda: registry.state_hash(network), run)
         runner = SplitRunner(source, client, args.slowdown, effort=Effort(seconds=args.seconds), measured=False)
         module.add_runner(runner)

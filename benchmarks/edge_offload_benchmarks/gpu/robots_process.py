@@ -172,7 +172,7 @@ class Robot:
             if offer:  # as somebody would who reads it
                 promise = self._ask_promise(row, min(1.0, MARGIN * float(offer[1])))
             due = promise.wants(captured_s)
-            turn = promise.turn(captured_s) if due else {}
+            turn = promise.describe_slot(captured_s) if due else {}
             under_way = [one for one in under_way if not one.done()]
             # without a promise, the next frame leaves when a result is there; a single one while all ask for theirs,
             # from which the robot knows how long frames travel
@@ -208,7 +208,7 @@ class Robot:
 def _note_turn(row: Row, captured_s: float, facts: Dict[str, Any], promise: Promise, done: Future[Any]) -> None:
     """Note one answer, and how long it travelled."""
     if done.exception() is None:
-        promise.travelled(captured_s, done.result().transfer)
+        promise.add_transfer_times(captured_s, done.result().transfer)
     _note_answer(row, captured_s, done, facts)
 
 

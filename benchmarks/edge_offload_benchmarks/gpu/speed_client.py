@@ -79,13 +79,13 @@ def by_server(name: str, given: List[Any], args: Any, count: int, ends: float) -
             raise RuntimeError(why)
         ready_s = time.monotonic() - started_at
         for frame in given:  # an engine is compared on the first ones
-            runner.run(frame, {}, PATIENT)
+            runner.attempt_inference(frame, {}, PATIENT)
         return {"ready_s": ready_s, **measure_frames(lambda frame: frame_by_server(runner, frame), given, count, ends)}
 
 
 def frame_by_server(runner: ServerRunner, frame: List[torch.Tensor]) -> Dict[str, Any]:
     """Facts of a frame in mode ``server``; times in seconds."""
-    attempt = runner.run(frame, {}, PATIENT)
+    attempt = runner.attempt_inference(frame, {}, PATIENT)
     stages = attempt.stages_s
     return {
         "trips": 1,

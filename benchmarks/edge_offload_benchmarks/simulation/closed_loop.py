@@ -128,7 +128,7 @@ class VirtualRobot:
         # a robot computes once before the first image comes, and opens the model on the server
         local = self._draw(self._costs[Mode.LOCAL])
         warm = InferenceReport(Mode.LOCAL, total_s=local[0], stages_s={"compute_robot": local[0]})
-        self._forecaster.note(0.0, warm, self._link.estimator.make_reading(0.0))
+        self._forecaster.learn_report(0.0, warm, self._link.estimator.make_reading(0.0))
         while self._link.now < seconds:
             self._step()
         self.result.switches = self._manager.switches
@@ -199,7 +199,7 @@ class VirtualRobot:
         ended = started_at + report.total_s
         self._link.advance(ended, self._prober)
         if not self._stale_result:
-            self._forecaster.note(ended, report, self._link.estimator.make_reading(ended))
+            self._forecaster.learn_report(ended, report, self._link.estimator.make_reading(ended))
         self._stale_result = False
         self.result.started_s.append(started_at)
         self._book(report)
@@ -227,7 +227,7 @@ class VirtualRobot:
         transfer, stages, lost_s, done_s = simulated
         size, down = transfer.bytes_up, transfer.bytes_down
         coding_s, robot_s = stages["encode"], stages["compute_robot"]
-        late_at = NEVER if isinstance(self._manager.policy, OraclePolicy) else late.rival_at()
+        late_at = NEVER if isinstance(self._manager.policy, OraclePolicy) else late.hedge_at()
         rival_from = min(late_at, lost_s)
         rival_from = min(rival_from, self._watched(late, min(rival_from, done_s)))
         if done_s <= rival_from:
@@ -250,7 +250,7 @@ class VirtualRobot:
             settled = InferenceReport(mode, "", done_s - started_at, dict(stages), size, down, 1)
             self._link.at(done_s, functools.partial(self._settled, late, settled))
         if hedged and not probing:
-            self._forecaster.late(rival_done, mode, rival_done - started_at)
+            self._forecaster.raise_latency(rival_done, mode, rival_done - started_at)
         stages = {
             "encode": coding_s,
             "compute_robot": local_s,
@@ -266,8 +266,8 @@ class VirtualRobot:
         local_s = self._forecaster.forecast(now, Mode.LOCAL, reading).latency_s
         forecast = self._forecaster.forecast(now, mode, reading)
         if probing:
-            return self._lateness.race(forecast, local_s, now)
-        return self._lateness.frame(forecast, local_s, self._deadline_s, now, self._watches)
+            return self._lateness.limit_probe(forecast, local_s, now)
+        return self._lateness.limit_frame(forecast, local_s, self._deadline_s, now, self._watches)
 
     def _watched(self, late: FrameLateness, until: float) -> float:
         """Return when the link is detected as stopped, NEVER if it is not ``until`` then."""
@@ -280,7 +280,7 @@ class VirtualRobot:
             self._link.advance(self._link.now + POLL_S, self._prober)
             now = self._link.now
             pause_part_s = pause_s - (ends - now) if ends - pause_s <= now < ends else 0.0
-            if watch.stopped(now, max(pause_part_s, self._link.quiet_s(late.started_s)), *self._link.progress()):
+            if watch.has_stopped(now, max(pause_part_s, self._link.quiet_s(late.started_s)), *self._link.progress()):
                 return now
         watch.longest_s = max(watch.longest_s, pause_s)
         return NEVER
@@ -350,7 +350,7 @@ class VirtualRobot:
     def _settled(self, late: FrameLateness, report: InferenceReport) -> None:
         now = self._link.now
         late.note_result(report.total_s)
-        self._forecaster.settled(now, report, self._link.estimator.make_reading(now))
+        self._forecaster.learn_late_report(now, report, self._link.estimator.make_reading(now))
 
     def _book(self, report: InferenceReport) -> None:
         result, stages, powers = self.result, report.stages_s, self._powers

@@ -173,7 +173,7 @@ class Robot:
         stride = frame - newest
         if 0 < stride <= FAR:
             lost = float(self.content.drop(self.number, np.array([frame]), np.array([stride]))[0])
-            self.drops.compared(usable, stride * self.content.interval, lost)
+            self.drops.add_comparison(usable, stride * self.content.interval, lost)
             self.last = (lost, stride)
         self.results.append((frame, usable))
 

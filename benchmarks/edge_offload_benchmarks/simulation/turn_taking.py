@@ -95,8 +95,8 @@ class Estimates:
         stale = min(frame - before, FAR)
         if stale > 0:
             drop = pair.drops("carried")[k][frame, stale]
-            self.tasks[k].compared(self.now_s(now), stale / RATE, min(1.0, max(0.0, float(drop))))
-        self.tasks[k].compared_local(self.now_s(now), float(pair.local(k)[frame]))
+            self.tasks[k].add_comparison(self.now_s(now), stale / RATE, min(1.0, max(0.0, float(drop))))
+        self.tasks[k].add_local_comparison(self.now_s(now), float(pair.local(k)[frame]))
 
     def prefers_local(self, k: int, frame: int, stale: int) -> bool:
         """Return whether the local algorithm's result is shown (the low-level loop of section 2.5.3)."""

@@ -111,7 +111,7 @@ class Robot:
     def _run(self, mode: Mode, tensor: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         with torch.no_grad():
             if mode is Mode.SERVER:
-                self._attempt = self.server.run([tensor], {}, PATIENT)
+                self._attempt = self.server.attempt_inference([tensor], {}, PATIENT)
                 return self._attempt.outputs
             if mode is Mode.LOCAL:
                 outputs = self.local(tensor)

@@ -72,7 +72,7 @@ class EmulatedExecutor(ModuleExecutor):
         """State in words, and True: it needs attention."""
         return f"{self.where}: outputs are not those of the frames", True
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
+    def run_module(self, inputs: Sequence[torch.Tensor]) -> Execution:
         """One inference."""
         return self.run_batch([inputs])[0]
 
@@ -90,7 +90,7 @@ class EmulatedExecutor(ModuleExecutor):
         specs = tuple(specs_of(inputs))
         outputs = self._cached.get(specs)
         if outputs is None:
-            outputs = super().run(inputs).outputs
+            outputs = super().run_module(inputs).outputs
             if len(self._cached) >= MAX_CACHED:
                 self._cached.clear()
             self._cached[specs] = outputs

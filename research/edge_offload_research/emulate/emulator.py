@@ -179,4 +179,4 @@ class Emulator:
     def _apply_change(self) -> Any:
         with self._relay.lock:
             yield time.monotonic()
-        self._relay.wakeup.wake()
+        self._relay.wakeup.wake_thread()

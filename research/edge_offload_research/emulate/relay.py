@@ -68,7 +68,7 @@ class Relay:
     def stop(self) -> None:
         """End :meth:`run`."""
         self._stop.set()
-        self.wakeup.wake()
+        self.wakeup.wake_thread()
 
     def run(self) -> None:
         """Relay until :meth:`stop`."""

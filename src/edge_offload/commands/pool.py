@@ -1,13 +1,13 @@
-"""Serve with a pool of unlike GPUs: its machines, what blocks of models take on them, and plans.
+"""Serve a model with GPUs of several machines and kinds: join machines, measure blocks of the model (ms), make plans.
 
-  edge-offload pool head                      on one machine; prints what to type on the others
+  edge-offload pool head                      on one machine; prints the command for the others
   edge-offload pool join ADDRESS --class P4 --gpus 2
   edge-offload pool status ADDRESS
   edge-offload serve --pool ADDRESS --model kapao_s --slo 0.2 --profiles DIR
   edge-offload pool profile kapao_s --input 'uint8[3,448,640]' --class L4 --batches 8 --out DIR
-                                              cut it into blocks, and measure these here; once for each class of GPU
+                                              divide it into blocks and measure them here; once per class of GPU
 
-'plan' says what runs where on a pool, 'simulate' tries that plan in virtual time; they need profiles, no cluster.
+'plan' prints which GPU computes which blocks, 'simulate' runs that plan in virtual time; both need profiles only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Print how a server is doing: load, robots, models, and the promises of accuracy that it keeps.
+"""Print the state of a server: load, robots, models, and the promises of accuracy.
 
   edge-offload status                                this machine's server
   edge-offload status --server tcp://server:5700     another one, whose key is trusted here
   edge-offload status --json                         the same for programs
 
-Of each robot with a promise: its bound; drop, what sharing the server has cost it, by the ages of its results;
-interval, frames from one result to the next; batch, how many frames were computed together; late, the share of its
-turns whose frame came too late. All of the last ten seconds.
+For each robot with a promise, over the last ten seconds: bound, the promised loss of accuracy (0 to 1); drop, the loss
+by the staleness of its results (0 to 1); interval, frames from one result to the next; batch, frames computed together;
+late, the share of its slots whose frame came too late (0 to 1).
 """
 
 from __future__ import annotations

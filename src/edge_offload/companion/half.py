@@ -48,13 +48,13 @@ class CompanionPlace(SplitDevice):
         identity = sequence_hash(network.program.sequence)
         self._networks[identity] = network
         self._send_network(identity)
-        facts, _ = self._process.request("advance", "profile", sequence=identity, repeats=repeats)
+        facts, _ = self._process.run_operation("advance", "profile", sequence=identity, repeats=repeats)
 
         def copy_to_device(rows: torch.Tensor) -> None:
-            self._process.request("take", "copy", [rows])
+            self._process.run_operation("take", "copy", [rows])
 
         def copy_from_device(nbytes: int) -> None:
-            self._process.request("fetch", "copy", nbytes=nbytes)
+            self._process.run_operation("fetch", "copy", nbytes=nbytes)
 
         return replace(Profile.from_record(facts["profile"]), copies=time_copies(copy_to_device, copy_from_device))
 
@@ -66,24 +66,28 @@ class CompanionPlace(SplitDevice):
         _, number, identity = self._plan_entries.get(id(ready)) or self._assign_number(ready, located)
         run = next(self._counter)
         start_facts: Dict[str, Any] = {"number": number, "sequence": identity, "run": run}
-        if not self._process.request("advance", "begin", **start_facts)[0]["known"]:  # it has no such plan
+        if not self._process.run_operation("advance", "begin", **start_facts)[0]["known"]:  # it has no such plan
             plan_facts: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
-            if not self._process.request("advance", "plan", **plan_facts)[0]["known"]:  # nor the network: a restart
+            if not self._process.run_operation("advance", "plan", **plan_facts)[0][
+                "known"
+            ]:  # nor the network: a restart
                 self._send_network(identity)
-                self._process.request("advance", "plan", **plan_facts)
-            self._process.request("advance", "begin", **start_facts)
+                self._process.run_operation("advance", "plan", **plan_facts)
+            self._process.run_operation("advance", "begin", **start_facts)
         return CompanionHalf(self._process, located, run)
 
     def _send_network(self, identity: str) -> None:
         """Have the process trace its open model, or send it the recorded network."""
         network = self._networks[identity]
         if not self._recorded:
-            self._process.request("advance", "trace", network.inputs, sequence=identity)
+            self._process.run_operation("advance", "trace", network.inputs, sequence=identity)
             return
         constants = network.program.constants
         encoded = torch.frombuffer(bytearray(wire.encode(network.program.sequence)), dtype=torch.uint8)
         record_facts: Dict[str, Any] = {"sequence": identity, "name": network.name, "digests": list(constants)}
-        self._process.request("advance", "record", [encoded, *network.inputs, *constants.values()], **record_facts)
+        self._process.run_operation(
+            "advance", "record", [encoded, *network.inputs, *constants.values()], **record_facts
+        )
 
     def _assign_number(self, ready: ReadyPlan, located: LocalityMap) -> Tuple[ReadyPlan, int, str]:
         if len(self._plan_entries) > 1024:
@@ -101,18 +105,18 @@ class CompanionHalf(PieceHalf):
         self._seconds: Optional[float] = None
 
     def take_rows(self, number: int, low: int, tensor: torch.Tensor) -> None:
-        self._process.request("take", "take", [tensor], run=self._run, number=number, low=low)
+        self._process.run_operation("take", "take", [tensor], run=self._run, number=number, low=low)
 
     def run_block(self, steps: Sequence[Tuple[int, int, int]], unused: Iterable[Sequence[int]]) -> None:
         """Compute the next block; the process reads ``steps`` and ``unused`` from its copy of the plan."""
-        self._process.request("advance", "advance", run=self._run)
+        self._process.run_operation("advance", "advance", run=self._run)
 
     def wait_blocks(self) -> None:
-        facts, _ = self._process.request("advance", "catch_up", run=self._run)
+        facts, _ = self._process.run_operation("advance", "catch_up", run=self._run)
         self._seconds = facts["seconds"]
 
     def fetch_rows(self, number: int, low: int, high: int, blocks: int) -> torch.Tensor:
-        facts, (rows,) = self._process.request(
+        facts, (rows,) = self._process.run_operation(
             "fetch", "fetch", run=self._run, number=number, low=low, high=high, blocks=blocks
         )
         self._seconds = facts["seconds"]

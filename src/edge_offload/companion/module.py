@@ -48,15 +48,17 @@ class CompanionModule(ModuleExecutor):
             self._record_failure(error)
 
     def _open_model(self) -> None:
-        self._facts, _ = self.process.request("module", "open", engine=self._requested_engine, **self._model)
+        self._facts, _ = self.process.run_operation("module", "open", engine=self._requested_engine, **self._model)
         self._fallback_reason = ""
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
+    def run_module(self, inputs: Sequence[torch.Tensor]) -> Execution:
         fallback_reason = self._fallback_reason
         if not fallback_reason:
             started_at = time.monotonic()
             try:
-                facts, outputs = self.process.request("module", "run", [canonical_input(tensor) for tensor in inputs])
+                facts, outputs = self.process.run_operation(
+                    "module", "run", [canonical_input(tensor) for tensor in inputs]
+                )
                 return Execution(tuple(outputs), time.monotonic() - started_at, facts["engine"], facts["note"])
             except LinkLost as error:
                 fallback_reason = self._record_failure(error)
@@ -102,7 +104,7 @@ class CompanionModule(ModuleExecutor):
         if self._fallback_reason:
             return self._fallback_reason, True
         try:
-            facts, _ = self.process.request("module", "state")
+            facts, _ = self.process.run_operation("module", "state")
         except EdgeOffloadError as error:
             return str(error), True
         return str(facts["words"]), bool(facts["wrong"])
@@ -110,7 +112,7 @@ class CompanionModule(ModuleExecutor):
     def engine_ready(self, timeout_s: float) -> bool:
         if self._fallback_reason:
             return True
-        facts, _ = self.process.request("module", "ready", timeout_s=timeout_s)
+        facts, _ = self.process.run_operation("module", "ready", timeout_s=timeout_s)
         return bool(facts["ready"])
 
     def close(self) -> None:

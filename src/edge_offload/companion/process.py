@@ -71,7 +71,7 @@ class ExecutorProcess:
             child_end.close()
         self._channels = channels
         try:
-            facts, _ = self.request("module", "device")
+            facts, _ = self.run_operation("module", "device")
         except BaseException:
             self.close()
             raise
@@ -80,7 +80,7 @@ class ExecutorProcess:
         self.device = torch.device(facts["device"])
         self.fingerprint: Dict[str, Any] = facts["fingerprint"]
 
-    def request(
+    def run_operation(
         self, channel: str, operation: str, tensors: Sequence[torch.Tensor] = (), **facts: Any
     ) -> Tuple[Dict[str, Any], List[torch.Tensor]]:
         """Send a request on ``channel`` (see :meth:`TensorChannel.request`).

@@ -76,7 +76,7 @@ class ModelHandler:
 
     def run(self, inputs: Tensors) -> Answer:
         """Inputs → ``{engine, note}`` and outputs: run one inference."""
-        execution = self.executor.run(inputs)
+        execution = self.executor.run_module(inputs)
         return {"engine": execution.engine, "note": execution.note}, execution.outputs
 
     def engine_state(self, _: Tensors) -> Answer:

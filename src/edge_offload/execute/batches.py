@@ -86,10 +86,10 @@ class BatchExecutor:
         Blocks for some runs and a capture; for one frame, up to :data:`READY_S` seconds for its engine.
         """
         if len(frames) == 1:
-            self._executor.run(frames[0])
+            self._executor.run_module(frames[0])
             self._executor.engine_ready(READY_S)
             for _ in range(TRIALS):
-                self._executor.run(frames[0])
+                self._executor.run_module(frames[0])
             return
         self.run(frames)
         backend = self._executor.graphs
@@ -120,7 +120,7 @@ class BatchExecutor:
             Exception: whatever the module raises, or ``torch.vmap`` for a module that it cannot batch.
         """
         if len(frames) == 1:
-            return [self._executor.run(frames[0])]
+            return [self._executor.run_module(frames[0])]
         device = self._executor.device
         with torch.inference_mode():
             canonical = [[canonical_input(tensor) for tensor in frame] for frame in frames]

@@ -29,7 +29,7 @@ class Collector:
         self,
         full_pass_s: float = FULL_PASS_S,
         clock: Callable[[], float] = time.monotonic,
-        learns: Callable[[], bool] = background.learns,
+        learns: Callable[[], bool] = background.is_learning,
     ) -> None:
         self._full_pass_s, self._clock, self._learns = full_pass_s, clock, learns
         self._full_pass_at_s = clock()

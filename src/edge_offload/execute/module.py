@@ -163,9 +163,9 @@ class ModuleExecutor:
 
     def run_batch(self, frames: Sequence[Sequence[torch.Tensor]]) -> List[Execution]:
         """Run frames one after another; each element is the inputs of one frame."""
-        return [self.run(inputs) for inputs in frames]
+        return [self.run_module(inputs) for inputs in frames]
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> Execution:
+    def run_module(self, inputs: Sequence[torch.Tensor]) -> Execution:
         """Run one inference.
 
         Returns:

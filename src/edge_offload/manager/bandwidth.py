@@ -34,7 +34,7 @@ class TopicReading:
         return replace(self.reading, age_s=self.reading.age_s + max(0.0, now - self.received_s))
 
 
-def informed(situation: Situation, latest: Optional[TopicReading], since_s: float) -> Tuple[Situation, str]:
+def apply_topic_reading(situation: Situation, latest: Optional[TopicReading], since_s: float) -> Tuple[Situation, str]:
     """Return the situation with forecasts for the chosen bandwidth, and a problem of the topic (empty: none).
 
     Args:
@@ -61,7 +61,7 @@ def informed(situation: Situation, latest: Optional[TopicReading], since_s: floa
             f"{TOPIC} says {topic.uplink / 1e6:.2g} MB/s up, {TRANSFERS} {transfers.uplink / 1e6:.2g}: the latter count"
         )
         return replace(situation, source=TRANSFERS), conflict if older_s <= RECENT_S else ""
-    forecasts = {mode: rested(forecast, transfers, topic) for mode, forecast in situation.forecasts.items()}
+    forecasts = {mode: convert_forecast(forecast, transfers, topic) for mode, forecast in situation.forecasts.items()}
     return replace(situation, forecasts=forecasts, link=topic, source=TOPIC), ""
 
 
@@ -72,7 +72,7 @@ def _contradict(one: LinkReading, other: LinkReading) -> bool:
     return distance > max(CHANGE, SURPRISE * math.hypot(*errors))
 
 
-def rested(forecast: Forecast, transfers: LinkReading, topic: LinkReading) -> Forecast:
+def convert_forecast(forecast: Forecast, transfers: LinkReading, topic: LinkReading) -> Forecast:
     """Convert a forecast for the bandwidth of ``transfers`` to that of ``topic``.
 
     The transfer times of a frame's bytes change with the rates. If the mode's plan would change with the bandwidth too,
@@ -85,15 +85,15 @@ def rested(forecast: Forecast, transfers: LinkReading, topic: LinkReading) -> Fo
     before_s, after_s = (_transfer_s(forecast, reading.cautious) for reading in (transfers, topic))
     change_s = min(after_s, GIVE_UP_S) - min(before_s, GIVE_UP_S)
     # the uncertainty of the new transfer time replaces that of the old one
-    old_doubt_s = before_s * min(1.0, transfers.uplink_error) if math.isfinite(transfers.uplink_error) else 0.0
-    other_doubt_s = math.sqrt(max(0.0, forecast.doubt_s**2 - old_doubt_s**2))
-    doubt_s = min(after_s, GIVE_UP_S) * min(1.0, topic.uplink_error)
+    old_standard_error_s = before_s * min(1.0, transfers.uplink_error) if math.isfinite(transfers.uplink_error) else 0.0
+    other_error_s = math.sqrt(max(0.0, forecast.standard_error_s**2 - old_standard_error_s**2))
+    standard_error_s = min(after_s, GIVE_UP_S) * min(1.0, topic.uplink_error)
     latency_s = max(forecast.latency_s + change_s, min(after_s, GIVE_UP_S), 1e-6)
     return replace(
         forecast,
         latency_s=latency_s,
-        error_s=min(math.hypot(forecast.error_s, doubt_s), max(latency_s, forecast.error_s)),
-        doubt_s=math.hypot(other_doubt_s, doubt_s),
+        error_s=min(math.hypot(forecast.error_s, standard_error_s), max(latency_s, forecast.error_s)),
+        standard_error_s=math.hypot(other_error_s, standard_error_s),
     )
 
 

@@ -140,7 +140,7 @@ class DropEstimator:
         """Carried results that were compared."""
         return self._samples
 
-    def compared(self, now: float, stale_s: float, drop: float) -> None:
+    def add_comparison(self, now: float, stale_s: float, drop: float) -> None:
         """Learn that a result carried for ``stale_s`` lost ``drop`` against the network's own for that frame.
 
         Args:
@@ -179,7 +179,7 @@ class DropEstimator:
         least = self._habits.mean_gain
         self._mean += (max(least, 1 / (self._samples + 10)) if least else 0.0) * (self._state - self._mean)
 
-    def compared_local(self, now: float, drop: float) -> None:
+    def add_local_comparison(self, now: float, drop: float) -> None:
         """Learn the local algorithm's ``drop`` against the network's own result for the same frame.
 
         Raises:
@@ -234,7 +234,7 @@ class DropEstimator:
 
 
 def check_comparison(now: float, stale_s: float, drop: float) -> None:
-    """Refuse what cannot be a comparison; arguments as :meth:`DropEstimator.compared`.
+    """Refuse what cannot be a comparison; arguments as :meth:`DropEstimator.add_comparison`.
 
     Raises:
         BadInput: it cannot.

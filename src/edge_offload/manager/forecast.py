@@ -43,7 +43,7 @@ class Forecast:
         unavailable_reason: why the mode cannot run now, in words; empty when it can.
         floor_s: what the link alone takes of the latency, which is known however old the rest is.
         age_s: since the mode last ran; inf if it never has.
-        doubt_s: one standard deviation of ``latency_s`` as a mean; it grows while the mode does not run.
+        standard_error_s: one standard deviation of ``latency_s`` as a mean; it grows while the mode does not run.
         covariance: of the logarithm of ``latency_s`` with that of other modes, itself included, as means; what is not
             known of the link is left out. Empty: modes are independent.
         bytes_up, bytes_down: what a frame puts on the link and takes from it.
@@ -56,7 +56,7 @@ class Forecast:
     unavailable_reason: str = ""
     floor_s: float = 0.0
     age_s: float = math.inf
-    doubt_s: float = 0.0
+    standard_error_s: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
     covariance: Mapping[Mode, float] = field(default_factory=dict)
@@ -165,9 +165,9 @@ class _ModeHistory:
             usual = sorted(error**2 for error in self.errors)[: -math.ceil(RARE * len(self.errors))]
             deviation_s = math.sqrt(sum(usual) / len(usual))
         # a latency is no less than nothing: errors of another time are no reason to say so
-        return min(math.hypot(deviation_s, self.link_doubt_s(reading)), expected)
+        return min(math.hypot(deviation_s, self.link_standard_error_s(reading)), expected)
 
-    def link_doubt_s(self, reading: LinkReading) -> float:
+    def link_standard_error_s(self, reading: LinkReading) -> float:
         """Standard deviation of what is expected because the link is not known better."""
         if not TABLE[self.mode].needs_link or not math.isfinite(reading.uplink_error):
             return 0.0
@@ -207,7 +207,7 @@ class Forecaster:
         self._disturbed = False
         self._modes: Dict[Mode, _ModeHistory] = {}
 
-    def note(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+    def learn_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
         on_robot = report.mode is Mode.LOCAL
         if TABLE[report.mode].needs_link and not report.round_trips:
@@ -219,14 +219,14 @@ class Forecaster:
             report = InferenceReport(Mode.LOCAL, total_s=seconds, stages_s={"compute_robot": seconds})
         self._note(now, report, reading)
 
-    def late(self, now: float, mode: Mode, waited_s: float) -> None:
+    def raise_latency(self, now: float, mode: Mode, waited_s: float) -> None:
         """A frame waited so long for ``mode`` and got nothing; nor would it have from what stands in for that."""
         for each in (mode, BRIDGE) if mode is BRIDGED else (mode,):
             history = self._of(each)
             if history.frames:
                 history.late(now, waited_s)
 
-    def settled(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
+    def learn_late_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
         """A remote result came after its frame was over: where its time went is known now."""
         self._note(now, report, reading)
 
@@ -281,7 +281,7 @@ class Forecaster:
             unavailable_reason,
             history.transfer_s(reading) if remote and not planned_s else 0.0,
             max(0.0, now - history.updated_s),
-            math.hypot(level_s, history.link_doubt_s(reading)),
+            math.hypot(level_s, history.link_standard_error_s(reading)),
             round(history.bytes_up),
             round(history.bytes_down),
         ), level

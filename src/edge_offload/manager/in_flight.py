@@ -28,8 +28,8 @@ ONE_AFTER_THE_OTHER = {
 }
 
 
-class FrameOrder:
-    """An order of frames, in which each waits for those before it. Thread-safe.
+class TicketLock:
+    """Ticket lock of frames: each has a place in their order, and waits for the frames before it. Thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -46,8 +46,8 @@ class FrameOrder:
         """Tell whether any frame has a place."""
         return bool(self._open)
 
-    def place(self) -> int:
-        """A place behind all others; :meth:`done` gives it up."""
+    def reserve_place(self) -> int:
+        """Return a place behind all others; :meth:`release_place` gives it up."""
         with self._changed:
             place, self._next = self._next, self._next + 1
             self._open[place] = math.inf if self._open else self._clock()
@@ -58,15 +58,15 @@ class FrameOrder:
         with self._changed:
             return self._open.get(place, -math.inf)
 
-    def wait(self, place: int) -> float:
+    def wait_for_place(self, place: int) -> float:
         """Wait until nothing is before ``place``; returns the seconds that it took."""
         started_s = self._clock()
         with self._changed:
             self._changed.wait_for(lambda: self._open.get(place, 0.0) < math.inf)
         return self._clock() - started_s
 
-    def done(self, place: int) -> None:
-        """Whoever is behind need not wait for ``place`` any more. More than once is as good as once."""
+    def release_place(self, place: int) -> None:
+        """Let the frames behind ``place`` go on. Idempotent."""
         with self._changed:
             if self._open.pop(place, None) is None or not self._open:
                 return
@@ -76,16 +76,16 @@ class FrameOrder:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def turn(self, place: int) -> Iterator[None]:
+    def hold_place(self, place: int) -> Iterator[None]:
         """Wait until everything before ``place`` is done; give it up at the end."""
         try:
-            self.wait(place)
+            self.wait_for_place(place)
             yield
         finally:
-            self.done(place)
+            self.release_place(place)
 
 
-class FramesInFlight(FrameOrder):
+class FramesInFlight(TicketLock):
     """Calls of a network in their order; says when one more frame may be taken up, from what frames took.
 
     Args:
@@ -101,8 +101,8 @@ class FramesInFlight(FrameOrder):
         self._until_s: Dict[int, float] = {}
         self._arrivals_s: Deque[float] = deque(maxlen=FRAMES)
 
-    def note_arrival(self, now: float) -> None:
-        """A frame has arrived (seconds), whether it will be taken up or superseded by a newer one."""
+    def record_frame_arrival(self, now: float) -> None:
+        """Record that a frame arrived at ``now`` (seconds), whether it is computed or superseded by a newer one."""
         with self._lock:
             self._arrivals_s.append(now)
 
@@ -131,7 +131,7 @@ class FramesInFlight(FrameOrder):
             return most_s
         return min(most_s, load / (1 - load) * (error_s / latency_s) ** 2 / 2 * service_s)
 
-    def note(self, report: InferenceReport) -> None:
+    def learn_costs(self, report: InferenceReport) -> None:
         """Learn a whole frame's costs, unless it ran in another mode than requested."""
         if report.fallback_reason or report.hedged or report.mode is Mode.LOCAL:
             return
@@ -147,19 +147,19 @@ class FramesInFlight(FrameOrder):
         with self._lock:
             return max(self._way_s.get(mode, math.nan), self._robot_s.get(mode, math.nan))
 
-    def begun(self, place: int, until_s: float) -> None:
-        """The frame at ``place`` should have its result ``until_s``; -inf: the robot computes it by itself."""
+    def mark_started(self, place: int, until_s: float) -> None:
+        """Record that the result of ``place`` is expected at ``until_s`` (seconds); -inf: the robot computes it."""
         with self._lock:
             if place in self._open:
                 self._until_s[place] = until_s
 
-    def done(self, place: int) -> None:
+    def release_place(self, place: int) -> None:
         """Let the frames behind ``place`` go on: its result is there, or there will be none."""
-        super().done(place)
+        super().release_place(place)
         with self._lock:
             self._until_s.pop(place, None)
 
-    def wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
+    def frame_wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
         """Return the seconds until one more frame is taken up; inf: when one has ended.
 
         While one is late, or the robot computes by itself, no other is begun: it would wait for the same.

@@ -61,8 +61,8 @@ class Tail:
     def __init__(self) -> None:
         self._seconds: Deque[float] = deque(maxlen=FRAMES)
 
-    def note(self, seconds: float) -> None:
-        """One more frame."""
+    def add_seconds(self, seconds: float) -> None:
+        """Add the seconds of one more frame."""
         self._seconds.append(seconds)
 
     @property
@@ -82,8 +82,8 @@ class Patience:
         self._recent: Deque[float] = deque(maxlen=samples)
         self._lock = threading.Lock()
 
-    def note(self, round_trip_s: float) -> None:
-        """A reply took this long, from the call to usable outputs (seconds). Late replies count too."""
+    def add_round_trip(self, round_trip_s: float) -> None:
+        """Add the time from a call to its usable outputs (seconds). Late replies count too."""
         with self._lock:
             self._recent.append(round_trip_s)
 
@@ -93,8 +93,8 @@ class Patience:
             ordered = sorted(self._recent)
         return (ordered[len(ordered) // 2], ordered[-1]) if ordered else (math.inf, math.inf)
 
-    def wait_s(self, deadline_s: Optional[float] = None, local_s: float = 0.0) -> float:
-        """Longest wait for the next reply (seconds), and within the deadline, as :func:`due_s` takes it."""
+    def reply_wait_s(self, deadline_s: Optional[float] = None, local_s: float = 0.0) -> float:
+        """Return the longest wait for the next reply (seconds), within the deadline as :func:`due_s` takes it."""
         limits, (expected_s, slowest_s) = self.limits, self.expected_s()
         wait_s = limits.first_s
         if math.isfinite(expected_s):
@@ -138,29 +138,29 @@ class Watch:
         self._mark: Optional[Tuple[float, int]] = None
         self.longest_s = 0.0
 
-    def stopped(self, now: float, quiet_s: float, given: int, acked: int) -> bool:
+    def has_stopped(self, now: float, quiet_s: float, queued_bytes: int, acked_bytes: int) -> bool:
         """Tell whether the robot should begin.
 
         Args:
             now: seconds, monotonic.
             quiet_s: for how long a sign of life has been overdue.
-            given: bytes given to the connection so far.
-            acked: bytes acknowledged by the next hop so far.
+            queued_bytes: bytes given to the connection so far.
+            acked_bytes: bytes acknowledged by the next hop so far.
         """
         self.longest_s = max(self.longest_s, quiet_s)
-        return quiet_s > self._limit_s or self._crawls(now, given, acked)
+        return quiet_s > self._limit_s or self._crawls(now, queued_bytes, acked_bytes)
 
-    def _crawls(self, now: float, given: int, acked: int) -> bool:
-        backlog = given - acked
+    def _crawls(self, now: float, queued_bytes: int, acked_bytes: int) -> bool:
+        backlog = queued_bytes - acked_bytes
         if backlog < BACKLOG_BYTES:
             self._mark = None
             return False
         if self._mark is None:
-            self._mark = (now, acked)
+            self._mark = (now, acked_bytes)
         since_s, before = self._mark
         if now - since_s < self._limit_s:
             return False
-        pace = (acked - before) / (now - since_s)
+        pace = (acked_bytes - before) / (now - since_s)
         return backlog > pace * self._local_s
 
 
@@ -202,7 +202,7 @@ class FrameLateness:
         """Return when no other frame is begun while this one is out (monotonic seconds)."""
         return self.started_s + self._usual_s + self._slack_s / 2
 
-    def rival_at(self) -> float:
+    def hedge_at(self) -> float:
         """Return when the robot begins by itself (monotonic seconds); it moves while earlier frames are out."""
         since_s, part_s = (-math.inf, math.nan) if self._behind is None else self._behind()
         since_s -= self.started_s
@@ -216,17 +216,17 @@ class FrameLateness:
         attention, now = self._attention, time.monotonic()
         if attention is None or self.watch is None:
             return False
-        return self.watch.stopped(now, attention.quiet_s(now), attention.given, attention.acked)
+        return self.watch.has_stopped(now, attention.quiet_s(now), attention.given, attention.acked)
 
     def note_result(self, seconds: float) -> None:
-        """The remote result came, in time or not, so long after it was asked for.
+        """Learn from the remote result, in time or not, which took ``seconds``.
 
         The silences before it were none of a link that is dead.
         """
         silence_s = math.nan if self.watch is None else self.watch.longest_s
         if self._attention is not None:
             silence_s = max(silence_s, self._attention.longest_s)
-        self._owner.note(self._forecast.mode, seconds, seconds - self._forecast.latency_s, silence_s)
+        self._owner.learn_result(self._forecast.mode, seconds, seconds - self._forecast.latency_s, silence_s)
 
 
 class Lateness:
@@ -251,12 +251,12 @@ class Lateness:
         self._silences = Tail()
         self._lock = threading.Lock()
 
-    def limit(self, key: Hashable, local_s: float, deadline_s: Optional[float] = None) -> Budget:
-        """The time of an attempt that has no rival: the caller computes when it was given up."""
-        wait_s = self._of(key).wait_s(deadline_s, local_s)
+    def limit_attempt(self, key: Hashable, local_s: float, deadline_s: Optional[float] = None) -> Budget:
+        """Return the time limits of an attempt without a hedge: the caller computes locally after it."""
+        wait_s = self._get_patience(key).reply_wait_s(deadline_s, local_s)
         return Budget(wait_s, wait_s, local_s)
 
-    def frame(
+    def limit_frame(
         self,
         forecast: Forecast,
         local_s: float,
@@ -265,7 +265,7 @@ class Lateness:
         watched: bool = False,
         behind: Optional[Callable[[], Tuple[float, float]]] = None,
     ) -> FrameLateness:
-        """A frame whose remote attempt begins.
+        """Return the time limits of a frame whose remote attempt starts.
 
         Args:
             forecast: of its mode.
@@ -277,8 +277,8 @@ class Lateness:
                 longest of a frame (seconds; nan while that is unknown).
         """
         now = time.monotonic() if now is None else now
-        patience = self._of(forecast.mode)
-        wait_s = patience.wait_s()
+        patience = self._get_patience(forecast.mode)
+        wait_s = patience.reply_wait_s()
         usual_s, slowest_s = patience.expected_s()
         by_forecast = self._hedging and local_s > 0 and forecast.measured
         if by_forecast:
@@ -294,14 +294,16 @@ class Lateness:
             self, forecast, now, (usual_s, slack_s, due), self._raced(use_s, local_s), behind, watch
         )  # fmt: skip
 
-    def race(self, forecast: Forecast, local_s: float, now: Optional[float] = None) -> FrameLateness:
-        """A frame that the robot computes in any case: it begins at once."""
+    def limit_probe(self, forecast: Forecast, local_s: float, now: Optional[float] = None) -> FrameLateness:
+        """Return the time limits of a probe: the robot computes the frame in any case, and starts at once."""
         now = time.monotonic() if now is None else now
-        budget = self._raced(self._of(forecast.mode).wait_s(), local_s)
+        budget = self._raced(self._get_patience(forecast.mode).reply_wait_s(), local_s)
         return FrameLateness(self, forecast, now, (0.0, 0.0, 0.0), budget)
 
-    def note(self, key: Hashable, seconds: float, error_s: float = math.nan, silence_s: float = math.nan) -> None:
-        """A remote result came after so long (seconds).
+    def learn_result(
+        self, key: Hashable, seconds: float, error_s: float = math.nan, silence_s: float = math.nan
+    ) -> None:
+        """Learn from the time of a remote result (seconds).
 
         Args:
             key: of its mode.
@@ -309,14 +311,14 @@ class Lateness:
             error_s: how much later that is than its forecast; nan: there was none.
             silence_s: for how long the link was quiet at most meanwhile; nan: nobody looked.
         """
-        self._of(key).note(seconds)
+        self._get_patience(key).add_round_trip(seconds)
         with self._lock:
             if not math.isnan(error_s):
-                self._errors.setdefault(key, Tail()).note(error_s)
+                self._errors.setdefault(key, Tail()).add_seconds(error_s)
             if not math.isnan(silence_s):
-                self._silences.note(silence_s)
+                self._silences.add_seconds(silence_s)
 
-    def _of(self, key: Hashable) -> Patience:
+    def _get_patience(self, key: Hashable) -> Patience:
         with self._lock:
             return self._patience.setdefault(key, Patience(self._limits))
 

@@ -67,10 +67,10 @@ def ratio_deviation(one: Forecast, other: Forecast, link: LinkReading) -> float:
     """
 
     def link_share(forecast: Forecast) -> float:
-        return min(_unknown_s(forecast, link), forecast.doubt_s) / max(forecast.latency_s, 1e-9)
+        return min(_unknown_s(forecast, link), forecast.standard_error_s) / max(forecast.latency_s, 1e-9)
 
     def variance(forecast: Forecast) -> float:
-        independent = (forecast.doubt_s / max(forecast.latency_s, 1e-9)) ** 2 - link_share(forecast) ** 2
+        independent = (forecast.standard_error_s / max(forecast.latency_s, 1e-9)) ** 2 - link_share(forecast) ** 2
         return forecast.covariance.get(forecast.mode, max(0.0, independent))
 
     modes_variance = variance(one) + variance(other) - 2 * one.covariance.get(other.mode, 0.0)

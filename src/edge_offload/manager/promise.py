@@ -224,14 +224,14 @@ class PromisePolicy:
 
     # ------------------------------------------------------------------ measurements and decisions
 
-    def travelled(self, up_s: float, down_s: float) -> None:
+    def add_travel_times(self, up_s: float, down_s: float) -> None:
         """Record travel times (s): a frame's from capture to arrival, and its result's from the response to its use."""
         self._ways.note(up_s, down_s)
 
-    def compared(self, now: float, stale_s: float, drop: float) -> None:
+    def add_comparison(self, now: float, stale_s: float, drop: float) -> None:
         """Record that a result carried for ``stale_s`` seconds had lost ``drop`` of its accuracy (0 to 1)."""
         if math.isfinite(stale_s) and stale_s > 0 and 0 <= drop <= 1:
-            self._drops.compared(now, stale_s, drop)
+            self._drops.add_comparison(now, stale_s, drop)
 
     def decide(self, situation: Situation) -> Decision:
         """See :class:`~edge_offload.manager.policy.Policy`: frames that are sent at all go to the server."""

@@ -47,7 +47,7 @@ class TurnTaker:
         self._slot_taken: Optional[int] = None
         self.clock_reason = ""
 
-    def given(
+    def record_turn(
         self, now: float, turn: Tuple[int, int], node: str, latencies_s: Mapping[str, float], at_once: int = 1
     ) -> None:
         """Record a turn that the manager gave, or repeated.
@@ -71,7 +71,7 @@ class TurnTaker:
         """Let the clock decide from now on: the manager does not give turns any more."""
         self.clock_reason, self._has_turn = self.clock_reason or why, False
 
-    def other(self, now: float, node: str, ends: bool) -> None:
+    def record_other_frame(self, now: float, node: str, ends: bool) -> None:
         """Record that another node sent a frame, or (``ends``) received its result."""
         if node == self._node:
             return
@@ -105,7 +105,7 @@ class TurnTaker:
         slots_ahead = (names.index(self._node) - slot) % len(names)
         return slot, (slot + slots_ahead) * length_s - clock_s if slots_ahead else 0.0
 
-    def take(self, now: float, clock_s: float) -> Optional[Claim]:
+    def claim_turn(self, now: float, clock_s: float) -> Optional[Claim]:
         """Claim the right to send a frame now; None: it has to wait."""
         if self.wait_s(now, clock_s) > 0:
             return None

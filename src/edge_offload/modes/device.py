@@ -214,7 +214,7 @@ class DeviceRunner(Runner):
         """See :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.unavailable_reason(self.mode, inputs)
 
-    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+    def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.run(self.mode, inputs, budget)
 

@@ -47,21 +47,21 @@ class LocalRunner(Runner):
         """Return None: the robot can always compute by itself."""
         return None
 
-    def run(
+    def attempt_inference(
         self,
         inputs: Sequence[torch.Tensor],
         meta: Optional[Mapping[str, Any]] = None,
         budget: Optional[Budget] = None,
-        enough: Optional[threading.Event] = None,
+        cancelled: Optional[threading.Event] = None,
     ) -> Attempt:
-        """One inference; what the model raises comes through as it is. ``enough``: nobody wants the result any more."""
+        """Run one inference; exceptions of the model are passed on. ``cancelled``: its result is not needed."""
         started_s = time.monotonic()
-        execution = self.executor.run(inputs)
+        execution = self.executor.run_module(inputs)
         if self.slowdown > 1.0:
             rest_s = (self.slowdown - 1.0) * execution.compute_s
-            if enough is not None and enough.wait(rest_s):
+            if cancelled is not None and cancelled.wait(rest_s):
                 return _attempt(execution, time.monotonic() - started_s)
-            if enough is None:
+            if cancelled is None:
                 time.sleep(rest_s)
         elapsed = time.monotonic() - started_s
         if self._on_gpu != (not execution.note):  # what another device took says nothing of this one

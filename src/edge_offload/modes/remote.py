@@ -107,7 +107,7 @@ class Handles(Generic[Key, Opened]):
                 return f"{self._subject} is being opened" + (f": {opening.doing}" if opening.doing else "")
             return self._pause_reason if time.monotonic() < self._paused_until_s else None
 
-    def get(self, key: Key) -> Optional[Opened]:
+    def get_handle(self, key: Key) -> Optional[Opened]:
         """The handle for ``key``, if it is open."""
         with self._lock:
             opening = self._openings.get(key)

@@ -78,7 +78,7 @@ class Runner(abc.ABC):
         """Return why the mode cannot run now; None when it can. Never blocks; may start to prepare it."""
 
     @abc.abstractmethod
-    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+    def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """One inference; waits for its result until ``budget`` gives it up.
 
         Args:

@@ -52,10 +52,10 @@ CAPTURED = "captured_s"
 class Follower(Protocol):
     """Follows turns that a server gives: told of what is sent in them, and how long it travelled."""
 
-    def turn(self, captured: float) -> Dict[str, Any]:
+    def describe_slot(self, captured: float) -> Dict[str, Any]:
         """Return what to add to the request with the frame ``captured`` then."""
 
-    def travelled(self, captured: float, transfer: Transfer) -> None:
+    def add_transfer_times(self, captured: float, transfer: Transfer) -> None:
         """Take in the transfer of its result."""
 
 
@@ -80,7 +80,7 @@ class _EarlierRequests:
         self._transfers: Deque[Transfer] = deque(maxlen=BEFORE)
         self._lock = threading.Lock()
 
-    def note(self, done: Future[Any]) -> None:
+    def add_finished(self, done: Future[Any]) -> None:
         """Take in a request that has ended, on the link's thread; one without a reply held nothing up."""
         if not done.cancelled() and done.exception() is None:
             with self._lock:
@@ -208,7 +208,7 @@ class ServerRunner(Runner):
 
     def handle(self, specs: Specs) -> Optional[int]:
         """Return the handle of the open model for these inputs; None: it is not open."""
-        return self._handles.get(specs)
+        return self._handles.get_handle(specs)
 
     def link_changed(self, state: LinkState, _cause: str) -> None:
         """Open again what was open before the connection broke. For the client's ``on_state``; returns at once."""
@@ -222,16 +222,16 @@ class ServerRunner(Runner):
             reason = exactness_refusal(*self._equality.fingerprints()) or None
         return reason
 
-    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+    def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """See :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
-        handle = self._handles.get(specs)
+        handle = self._handles.get_handle(specs)
         if handle is None:
             raise LinkLost(f"model {self._name!r} is not open on the server")
         started_s = time.monotonic()
         packed = self._pack(inputs)
         try:
-            return self._request(handle, packed, budget, meta)
+            return self._request_inference(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
                 self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
@@ -278,7 +278,7 @@ class ServerRunner(Runner):
         self._equality.opened_engine = _engine(opened) if "engine" in opened else None
         probe = self._pack([spec.zeros() for spec in specs])
         try:
-            self._request(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
+            self._request_inference(handle, probe, Budget(GIVE_UP_S, GIVE_UP_S), {"probe": True})
         except EdgeOffloadError:
             self._client.request("close_model", {"handle": handle})  # another attempt opens another one
             raise
@@ -290,7 +290,7 @@ class ServerRunner(Runner):
         descriptors, buffers = pack_tensors(inputs, self._codec, link.uplink or None)
         return _Packed(descriptors, buffers, time.monotonic() - started_s, link.downlink)
 
-    def _request(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
+    def _request_inference(self, handle: int, packed: _Packed, budget: Budget, meta: Mapping[str, Any]) -> Attempt:
         body = {
             "handle": handle,
             "inputs": packed.descriptors,
@@ -302,22 +302,22 @@ class ServerRunner(Runner):
             body["downlink"] = packed.downlink
         captured = meta.get(CAPTURED)
         if self._follower is not None and captured is not None:
-            body.update(self._follower.turn(captured))
+            body.update(self._follower.describe_slot(captured))
         future = self._client.request("infer", body, packed.buffers, timeout_s=budget.give_up_s)
         # on the link's thread: it is there before the reply to the next request is
-        future.add_done_callback(self._earlier.note)
+        future.add_done_callback(self._earlier.add_finished)
         try:
             reply: Reply = future.result(budget.give_up_s)
         except FutureTimeout:
             raise LinkLost(f"the server did not answer within {budget.give_up_s:.3f} s") from None
-        attempt = self._attempt(reply, packed.encode_s, time.monotonic())
+        attempt = self._make_attempt(reply, packed.encode_s, time.monotonic())
         self._equality.last_engine = attempt.engine
         self._full = 0
         if self._follower is not None and captured is not None:
-            self._follower.travelled(captured, reply.transfer)
+            self._follower.add_transfer_times(captured, reply.transfer)
         return attempt
 
-    def _attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
+    def _make_attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
         outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
         stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}

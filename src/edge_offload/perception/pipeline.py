@@ -181,12 +181,12 @@ class PeoplePipeline:
             BadInput: the image cannot be used.
             EdgeOffloadError: ``run`` failed.
         """
-        prepared = self.prepare(bgr, received_s)
+        prepared = self.prepare_input(bgr, received_s)
         outputs, inference = run(prepared.inputs)
         size = (bgr.shape[1], bgr.shape[0])
         return self.finish(prepared, outputs, inference, stamp_s, size, locator)
 
-    def prepare(self, bgr: Array, received_s: Optional[float] = None) -> NetworkInput:
+    def prepare_input(self, bgr: Array, received_s: Optional[float] = None) -> NetworkInput:
         """Prepare a frame: the first step of :meth:`process`, for pipelined callers."""
         return NetworkInput.from_image(self.estimator, bgr, received_s, self._clock)
 

@@ -71,12 +71,12 @@ class Carrying(Generic[Result]):
         loss: Callable[[Result, Result], float],
         drops: Optional[DropEstimator] = None,
         clock: Callable[[], float] = time.monotonic,
-        compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
+        on_comparison: Callable[[int, float, float, DropCurve], None] = lambda *_: None,
         rounds: int = 3,
         most_local: int = 16,
     ) -> None:
         self._rounds, self._most_local = rounds, most_local
-        self._carrier, self._loss, self._clock, self._compared = carrier, loss, clock, compared
+        self._carrier, self._loss, self._clock, self._on_comparison = carrier, loss, clock, on_comparison
         self.drops = drops or DropEstimator()
         self._network: Optional[_Retained] = None
         self._local: Optional[_Retained] = None
@@ -110,14 +110,14 @@ class Carrying(Generic[Result]):
         if source in self._locals:
             lost = self._loss(self._locals[source], result)
             if math.isfinite(lost):
-                self.drops.compared_local(now, lost)
+                self.drops.add_local_comparison(now, lost)
         if retained is not None:
             lost = self._loss(self._carrier.carry(retained.result, retained.source, source), result)
             stale_s = (source - retained.source) / 1e9
             # a network that has lost its mind says nothing of what is carried
             if math.isfinite(lost):
-                self.drops.compared(now, stale_s, lost)
-                self._compared(source, stale_s, lost, self.drops.curve(now))
+                self.drops.add_comparison(now, stale_s, lost)
+                self._on_comparison(source, stale_s, lost, self.drops.curve(now))
         # frames come meanwhile: they are caught up, too, as far as there is time
         target = source
         for _ in range(self._rounds):

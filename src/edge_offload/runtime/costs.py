@@ -116,7 +116,7 @@ class ModeCosts:
     ) -> None:
         self._queueing_s = queueing_s
         self._name, self._runners, self._client, self._silent = name, runners, client, silent
-        self._compared = settings.compared
+        self._forecast_modes = settings.forecast_modes
         self._load = ServerLoad(client)
         starting = PREPARED if settings.bridges else ()
         self.forecaster = Forecaster(settings.powers, self._planned, self._load.waiting_s, starting)
@@ -124,7 +124,7 @@ class ModeCosts:
         self.explorer = Explorer()
         self.inputs: Sequence[torch.Tensor] = ()
         self._lock = threading.Lock()
-        background.when_learnt(self.forecaster.disturb)
+        background.on_learning_ended(self.forecaster.disturb)
 
     def reading(self, now: float) -> LinkReading:
         """Return the estimate of the link."""
@@ -134,7 +134,7 @@ class ModeCosts:
         """Tell whether ``mode`` is offered here; ``split`` is prepared when it is first requested."""
         return mode in self._runners.by_mode or (mode is Mode.SPLIT and self._runners.make_split is not None)
 
-    def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
+    def find_obstacle(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
         """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
         if mode is Mode.LOCAL:
             return None  # nothing ever keeps the robot from computing by itself
@@ -159,12 +159,12 @@ class ModeCosts:
     ) -> Situation:
         """Return a policy's inputs; arguments as those of the module's."""
         obstacles: Dict[Mode, str] = {}
-        for mode in self._compared:
+        for mode in self._forecast_modes:
             if self.offers(mode):
                 why = ""
                 if mode in PREPARED:
                     why = self._preparation.not_yet(mode, obstacles) if choosing else NOT_CHOSEN
-                obstacles[mode] = why or self.unavailable_reason(mode, inputs) or ""
+                obstacles[mode] = why or self.find_obstacle(mode, inputs) or ""
         now = time.monotonic()
         self.inputs = inputs
         self._load.step(now)
@@ -183,7 +183,7 @@ class ModeCosts:
         queueing_s = self._queueing_s(forecast.mode, forecast.latency_s, forecast.error_s)
         return replace(forecast, latency_s=forecast.latency_s + queueing_s)
 
-    def explored(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
+    def choose_probe(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Tuple[Mode, Optional[Mode]]:
         """The mode to run in, and one to ask beside it, so that what is known of the candidates does not go stale."""
         forecasts = self.situation(inputs).forecasts
         with self._lock:
@@ -196,29 +196,29 @@ class ModeCosts:
             forecast, local = (self.forecaster.forecast(now, each, reading) for each in (mode, Mode.LOCAL))
         return forecast, local.latency_s if local.measured else 0.0
 
-    def late(self, mode: Mode, since_s: float) -> None:
-        """A call has waited for ``mode`` in vain since then (monotonic seconds)."""
+    def raise_forecast(self, mode: Mode, since_s: float) -> None:
+        """Raise the forecast of ``mode``: a call has waited for it in vain since ``since_s`` (monotonic seconds)."""
         now = time.monotonic()
         with self._lock:
-            self.forecaster.late(now, mode, max(0.0, now - since_s))
+            self.forecaster.raise_latency(now, mode, max(0.0, now - since_s))
 
-    def settled(self, mode: Mode, seconds: float, attempt: Optional[Attempt]) -> None:
-        """A remote result came too late; where its time went is worth knowing."""
+    def learn_late_result(self, mode: Mode, seconds: float, attempt: Optional[Attempt]) -> None:
+        """Learn where the time of a remote result went that lost its race."""
         if attempt is None:
             return
         sizes = (attempt.bytes_up, attempt.bytes_down, attempt.round_trips)
         report = without_queueing(InferenceReport(mode, self._name, seconds, attempt.stages_s, *sizes), attempt)
         now = time.monotonic()
         with self._lock:
-            self.forecaster.settled(now, report, self.reading(now))
+            self.forecaster.learn_late_report(now, report, self.reading(now))
 
-    def account(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
-        """The report of one inference, from which the forecaster learns; arguments as :meth:`.Outcome.report`."""
+    def report_outcome(self, outcome: Outcome, mode: Mode, reason: str, total_s: float) -> InferenceReport:
+        """Return the report of one inference, and teach it to the forecaster; arguments as :meth:`.Outcome.report`."""
         usual_bytes_up = self.forecaster.bytes_up(mode)
         report, to_learn = outcome.report(mode, reason, total_s, self._name, self._runners.local, usual_bytes_up)
         now = time.monotonic()
         with self._lock:
             if outcome.remote and outcome.hedged:
                 self.forecaster.overtaken(now, outcome.local_s)
-            self.forecaster.note(now, to_learn, self.reading(now))
+            self.forecaster.learn_report(now, to_learn, self.reading(now))
         return report

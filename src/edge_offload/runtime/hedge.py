@@ -29,18 +29,18 @@ JOIN_EVERY_S = 2 * POLL_S
 
 Remote = Callable[[], Attempt]
 Local = Callable[[threading.Event], Attempt]
-#: Told the seconds that a remote attempt took which had lost its race, and what came of it.
-Settled = Callable[[float, Optional[Attempt]], None]
+#: Called with the seconds of a remote attempt that lost its race, and its result (None: it failed).
+OnLateResult = Callable[[float, Optional[Attempt]], None]
 
 
-class Late(Protocol):
-    """Says when the robot begins although a remote attempt is out; asked every :data:`POLL_S` seconds."""
+class RaceTimer(Protocol):
+    """Decides when the local attempt starts beside a remote one; read every :data:`POLL_S` seconds."""
 
-    def rival_at(self) -> float:
-        """Return the time (monotonic seconds), which may move."""
+    def hedge_at(self) -> float:
+        """Return the start of the local attempt (monotonic seconds), which may move."""
 
     def link_stopped(self) -> bool:
-        """Tell whether it is now, since waiting is of no use."""
+        """Tell whether it starts now because the link has stopped."""
 
 
 @dataclass(frozen=True)
@@ -138,29 +138,31 @@ class Hedge:
         self._lost: List[Tuple[Future[Any], float]] = []
         self._lock, self._processor = threading.Lock(), threading.Lock()
 
-    def unavailable_reason(self) -> Optional[str]:
+    def find_overdue_attempt(self) -> Optional[str]:
         """Return why no remote attempt can begin now: one that lost its race is still out."""
         with self._lock:
             lost = self._lost = [each for each in self._lost if not each[0].done()]
         return f"the server has not answered for {time.monotonic() - lost[0][1]:.2f} s" if lost else None
 
-    def run(self, remote: Remote, local: Local, late: Late, settled: Optional[Settled] = None) -> Outcome:
+    def race_attempts(
+        self, remote: Remote, local: Local, timer: RaceTimer, on_late_result: Optional[OnLateResult] = None
+    ) -> Outcome:
         """One frame: remote, and local too when the remote result is late; the first valid result wins.
 
         Args:
             remote: begins at once.
             local: what the robot computes by itself.
-            late: says when the remote result is.
-            settled: called when a remote attempt that lost its race ends, on its thread.
+            timer: gives the time at which the local attempt starts.
+            on_late_result: called when a remote attempt that lost its race ends, on its thread.
 
         Raises:
             Exception: what the local computation raised, if the remote one failed as well.
         """
         started_s = time.monotonic()
         out = self._remote.submit(remote)
-        if self._await_in_time(out, late):
-            return self._over(out.result, local)
-        return self._first(out, self._start(local), started_s, settled)
+        if self._await_in_time(out, timer):
+            return self._run_or_compute_locally(out.result, local)
+        return self._finish_race(out, self._start_local(local), started_s, on_late_result)
 
     def run_inline(self, attempt: Remote, local: Local) -> Outcome:
         """One frame of a mode that leaves it to the robot: on the calling thread, whose memory is warm.
@@ -168,9 +170,9 @@ class Hedge:
         Raises:
             Exception: what the local computation raised.
         """
-        return self._over(lambda: self.run_unraced(lambda _enough: attempt()), local)
+        return self._run_or_compute_locally(lambda: self.run_unraced(lambda _cancelled: attempt()), local)
 
-    def _over(self, attempt: Remote, local: Local) -> Outcome:
+    def _run_or_compute_locally(self, attempt: Remote, local: Local) -> Outcome:
         """A mode's attempt without a rival, and the local computation in its place where it fails."""
         try:
             return Outcome(attempt(), remote=True)
@@ -179,21 +181,21 @@ class Hedge:
             return Outcome(run_inline, False, False, run_inline.stages_s["compute_robot"], str(lost), _failed(lost))
 
     @staticmethod
-    def _await_in_time(out: Future[Any], late: Late) -> bool:
+    def _await_in_time(out: Future[Any], timer: RaceTimer) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         while True:
-            remaining_s = max(0.0, late.rival_at() - time.monotonic())
+            remaining_s = max(0.0, timer.hedge_at() - time.monotonic())
             if concurrent.futures.wait([out], min(remaining_s, POLL_S)).done:
                 return True
-            if late.rival_at() <= time.monotonic() or late.link_stopped():
+            if timer.hedge_at() <= time.monotonic() or timer.link_stopped():
                 return False
 
-    def joined(
+    def race_joined(
         self,
         local: Local,
         join: Callable[[float], Optional[Remote]],
         every_s: float = JOIN_EVERY_S,
-        settled: Optional[Settled] = None,
+        on_late_result: Optional[OnLateResult] = None,
     ) -> Outcome:
         """One frame: local, and remote too as soon as there is a reason; the first valid result wins.
 
@@ -201,12 +203,12 @@ class Hedge:
             local: begins at once.
             join: asked every ``every_s`` seconds, with the seconds since the begin, for a remote attempt to add.
             every_s: seconds between two looks.
-            settled: as in :meth:`run`.
+            on_late_result: as in :meth:`race_attempts`.
 
         Raises:
             Exception: what the local computation raised, if no remote one was added or it failed as well.
         """
-        rival = self._start(local)
+        rival = self._start_local(local)
         remote: Optional[Remote] = None
         while remote is None:
             done, _ = concurrent.futures.wait([rival.out], every_s)
@@ -214,14 +216,16 @@ class Hedge:
                 return Outcome(rival.out.result(), False)
             remote = join(time.monotonic() - rival.requested_s)
         started_s = time.monotonic()
-        outcome = self._first(self._remote.submit(remote), rival, started_s, settled)
+        outcome = self._finish_race(self._remote.submit(remote), rival, started_s, on_late_result)
         return replace(outcome, remote_s=time.monotonic() - started_s) if outcome.remote else outcome
 
-    def _first(self, out: Future[Any], rival: _Rival, started_s: float, settled: Optional[Settled]) -> Outcome:
+    def _finish_race(
+        self, out: Future[Any], rival: _LocalAttempt, started_s: float, on_late_result: Optional[OnLateResult]
+    ) -> Outcome:
         """Return the outcome of whichever of the two ends first; ``started_s``: when the remote one did."""
         concurrent.futures.wait([out, rival.out], return_when=concurrent.futures.FIRST_COMPLETED)
         if out.done() and out.exception() is None:
-            rival.enough.set()
+            rival.cancelled.set()
             return Outcome(out.result(), True, True, rival.ran_s())
         if not rival.out.done():
             concurrent.futures.wait([rival.out])
@@ -232,10 +236,12 @@ class Hedge:
         if lost is None:
             with self._lock:
                 self._lost.append((out, started_s))
-            if settled is not None:
-                on_settled = settled
+            if on_late_result is not None:
+                report_result = on_late_result
                 out.add_done_callback(
-                    lambda done: on_settled(time.monotonic() - started_s, None if done.exception() else done.result())
+                    lambda done: report_result(
+                        time.monotonic() - started_s, None if done.exception() else done.result()
+                    )
                 )
         waited_s = max(0.0, rival.requested_s - started_s)
         reason = f"the server did not answer within {waited_s:.3f} s" if lost is None else str(lost)
@@ -251,30 +257,30 @@ class Hedge:
         self._remote.shutdown(wait=False)
         self._local.shutdown(wait=False)
 
-    def _start(self, local: Local) -> _Rival:
+    def _start_local(self, local: Local) -> _LocalAttempt:
         # results depend on the number of threads, which torch keeps per thread
         threads = torch.get_num_threads()
-        rival = _Rival(time.monotonic())
+        rival = _LocalAttempt(time.monotonic())
 
         def run() -> Attempt:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             with self._processor:
-                if rival.enough.is_set():
-                    return Attempt(())  # nobody waits for it any more
+                if rival.cancelled.is_set():
+                    return Attempt(())  # the remote result is there
                 rival.started_s = time.monotonic()
-                return local(rival.enough)
+                return local(rival.cancelled)
 
         rival.out = self._local.submit(run)
         return rival
 
 
-class _Rival:
-    """A local computation that was asked for, and may wait for the processor."""
+class _LocalAttempt:
+    """A requested local computation, which may wait for the processor."""
 
     def __init__(self, requested_s: float) -> None:
         self.requested_s, self.started_s = requested_s, math.inf
-        self.enough = threading.Event()
+        self.cancelled = threading.Event()
         self.out: Future[Any]
 
     def ran_s(self) -> float:

@@ -22,7 +22,7 @@ def run_and_join(
     inputs: Sequence[torch.Tensor],
     forecasts: Callable[[], Mapping[Mode, Forecast]],
     remotely: Callable[[Mode], Attempt],
-    settled: Callable[[Mode, float, Optional[Attempt]], None],
+    on_late_result: Callable[[Mode, float, Optional[Attempt]], None],
 ) -> Tuple[Mode, Outcome]:
     """Locally; if the server comes back meanwhile and would be ready first, there too.
 
@@ -32,7 +32,7 @@ def run_and_join(
         inputs: of the module.
         forecasts: of now, for such inputs.
         remotely: one inference in a mode.
-        settled: told (mode, seconds, attempt) of a remote one that lost.
+        on_late_result: called with (mode, seconds, attempt) of a remote one that lost.
 
     Returns:
         The mode that was asked in the end, and what came of it.
@@ -48,10 +48,10 @@ def run_and_join(
         joined_mode = mode
         return lambda: remotely(mode)
 
-    outcome = hedge.joined(
-        lambda enough: local.run(inputs, enough=enough),
+    outcome = hedge.race_joined(
+        lambda cancelled: local.attempt_inference(inputs, cancelled=cancelled),
         join,
-        settled=lambda seconds, attempt: settled(joined_mode, seconds, attempt),
+        on_late_result=lambda seconds, attempt: on_late_result(joined_mode, seconds, attempt),
     )
     if not outcome.hedged:
         return Mode.LOCAL, replace(outcome, local_s=time.monotonic() - started_s)

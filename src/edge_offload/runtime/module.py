@@ -67,11 +67,11 @@ class OffloadedModule:
     ) -> None:
         self.name, self._client, self._settings = name, client, ModuleSettings(**settings)
         self.frames = FramesInFlight(self._settings.in_flight)
-        background.first(self.frames)
+        background.yield_to(self.frames)
         self._hedge = Hedge()
         self.runners = ModeRunners(name, module, client, self._settings)
         self.costs = ModeCosts(
-            name, self.runners, client, self._settings, self._hedge.unavailable_reason, self.frames.queueing_s
+            name, self.runners, client, self._settings, self._hedge.find_overdue_attempt, self.frames.queueing_s
         )
         attend = None if client is None else client.attend
         self._lateness = Lateness(self._settings.patience, self._settings.hedging, attend)
@@ -110,7 +110,7 @@ class OffloadedModule:
 
     def unavailable_reason(self, mode: Mode, inputs: Inputs) -> Optional[str]:
         """Return why ``mode`` cannot run ``inputs`` now; None when it can. Never blocks."""
-        return self.costs.unavailable_reason(mode, as_inputs(inputs))
+        return self.costs.find_obstacle(mode, as_inputs(inputs))
 
     def aim(self, objective: Objective) -> None:
         """Have plans of mode ``split`` made for ``objective`` from now on; returns at once."""
@@ -155,7 +155,7 @@ class OffloadedModule:
         """Return the remedy for another release of torch on the server, in one line; empty: none is needed."""
         return "" if self.runners.server is None else self.runners.server.torches()
 
-    def run(
+    def run_inference(
         self,
         inputs: Inputs,
         mode: Mode = Mode.LOCAL,
@@ -184,23 +184,27 @@ class OffloadedModule:
             Exception: what the module itself raises when the robot runs it.
         """
         started_s = time.monotonic()
-        place = self.frames.place() if place is None else place
+        place = self.frames.reserve_place() if place is None else place
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait(place), None
+            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait_for_place(place), None
             if refresh and self._settings.hedging:
-                mode, probe = self.costs.explored(mode, canonical)
-                waited_s += 0.0 if mode in TOGETHER else self.frames.wait(place)
+                mode, probe = self.costs.choose_probe(mode, canonical)
+                waited_s += 0.0 if mode in TOGETHER else self.frames.wait_for_place(place)
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
-            mode, outcome, reason = self._outcome(canonical, mode, probe, remaining_s, meta or {}, refresh, place)
+            mode, outcome, reason = self._run_mode(canonical, mode, probe, remaining_s, meta or {}, refresh, place)
         finally:
-            self.frames.done(place)
-        report = self.costs.account(replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - started_s)
+            self.frames.release_place(place)
+        report = self.costs.report_outcome(
+            replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - started_s
+        )
         if self._settings.report_results and meta is not None and report.mode is not Mode.SERVER:
             report_result(self._client, self.name, outcome.attempt.outputs, report, meta)
         return outcome.attempt.outputs, report
 
-    def _outcome(
+    run = run_inference
+
+    def _run_mode(
         self, inputs: Sequence[torch.Tensor], mode: Mode, probe: Optional[Mode], deadline_s: Optional[float],
         meta: Mapping[str, Any], refresh: bool, place: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
@@ -209,20 +213,22 @@ class OffloadedModule:
             return probe, self._run_remotely(probe, inputs, deadline_s, meta, place, probe=True), ""
         reason = ""
         if mode is not Mode.LOCAL:
-            reason = self.costs.unavailable_reason(mode, inputs) or ""
+            reason = self.costs.find_obstacle(mode, inputs) or ""
             if not reason:
                 outcome = self._run_remotely(mode, inputs, deadline_s, meta, place, watched=refresh)
                 return mode, outcome, outcome.reason and f"{mode}: {outcome.reason}"
-        self.frames.begun(place, -math.inf)
+        self.frames.mark_started(place, -math.inf)
         local = self.runners.local
         joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners.by_mode) > 1
         if joins and local.expected_s() > JOIN_EVERY_S:
             requested, outcome = run_and_join(
                 self._hedge, local, inputs, lambda: self.costs.situation(inputs).forecasts,
-                lambda mode: self._request(mode, inputs, meta, self._late(mode, probe=True)), self.costs.settled,
+                lambda mode: self._run_attempt(mode, inputs, meta, self._limit_attempt(mode, probe=True)),
+                self.costs.learn_late_result,
             )  # fmt: skip
             return requested, outcome, reason
-        return mode, Outcome(self._hedge.run_unraced(lambda enough: local.run(inputs)), remote=False), reason
+        attempt = self._hedge.run_unraced(lambda _cancelled: local.attempt_inference(inputs))
+        return mode, Outcome(attempt, remote=False), reason
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
@@ -235,28 +241,28 @@ class OffloadedModule:
         """
         runner = self.runners.by_mode[mode]
 
-        def local(enough: threading.Event) -> Attempt:
-            self.frames.begun(place, -math.inf)
-            return self.runners.local.run(inputs, enough=enough)
+        def run_locally(cancelled: threading.Event) -> Attempt:
+            self.frames.mark_started(place, -math.inf)
+            return self.runners.local.attempt_inference(inputs, cancelled=cancelled)
 
         if not probe and runner.has_plans and runner.stays_local(inputs):
-            self.frames.begun(place, -math.inf)
-            budget = self._lateness.limit(mode, self.runners.local.expected_s(), deadline_s)
-            return self._hedge.run_inline(lambda: runner.run(inputs, meta, budget), local)
-        late = self._late(mode, deadline_s, place, probe, watched)
-        self.frames.begun(place, -math.inf if probe else late.doubtful_at)
-        with late:
-            outcome = self._hedge.run(
-                lambda: self._request(mode, inputs, meta, late),
-                local,
-                late,
-                lambda seconds, attempt: self.costs.settled(mode, seconds, attempt),
+            self.frames.mark_started(place, -math.inf)
+            budget = self._lateness.limit_attempt(mode, self.runners.local.expected_s(), deadline_s)
+            return self._hedge.run_inline(lambda: runner.attempt_inference(inputs, meta, budget), run_locally)
+        limits = self._limit_attempt(mode, deadline_s, place, probe, watched)
+        self.frames.mark_started(place, -math.inf if probe else limits.doubtful_at)
+        with limits:
+            outcome = self._hedge.race_attempts(
+                lambda: self._run_attempt(mode, inputs, meta, limits),
+                run_locally,
+                limits,
+                lambda seconds, attempt: self.costs.learn_late_result(mode, seconds, attempt),
             )
         if not probe and outcome.hedged and not outcome.remote:
-            self.costs.late(mode, max(late.started_s, self.frames.first_since_s(place)))
+            self.costs.raise_forecast(mode, max(limits.started_s, self.frames.first_since_s(place)))
         return outcome
 
-    def _late(
+    def _limit_attempt(
         self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, probe: bool = False,
         watched: bool = False,
     ) -> FrameLateness:  # fmt: skip
@@ -267,20 +273,20 @@ class OffloadedModule:
         def behind() -> Tuple[float, float]:
             """Return since when this is the first frame, and the longest part of a frame (seconds)."""
             # while an attempt that lost its race is still out, no frame waits for the one before it
-            lost = self._hedge.unavailable_reason() is not None
+            lost = self._hedge.find_overdue_attempt() is not None
             return (now if lost else self.frames.first_since_s(place)), self.frames.part_s(mode)
 
         if probe:
-            return self._lateness.race(forecast, local_s, now)
-        return self._lateness.frame(forecast, local_s, deadline_s, now, watched, behind)
+            return self._lateness.limit_probe(forecast, local_s, now)
+        return self._lateness.limit_frame(forecast, local_s, deadline_s, now, watched, behind)
 
-    def _request(
-        self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], late: FrameLateness
+    def _run_attempt(
+        self, mode: Mode, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], limits: FrameLateness
     ) -> Attempt:
         """Run a remote attempt, and note how long it took for later limits, even if it is late."""
         started_s = time.monotonic()
-        attempt = self.runners.by_mode[mode].run(inputs, meta, late.budget)
+        attempt = self.runners.by_mode[mode].attempt_inference(inputs, meta, limits.budget)
         if attempt.round_trips:
             # the wait behind this robot's own earlier requests does not count
-            late.note_result(time.monotonic() - started_s - sum(attempt.behind_s.values()))
+            limits.note_result(time.monotonic() - started_s - sum(attempt.behind_s.values()))
         return attempt

@@ -56,13 +56,13 @@ class Promise:
         self._make_request()
         return sent
 
-    def turn(self, captured: float) -> Dict[str, Any]:
+    def describe_slot(self, captured: float) -> Dict[str, Any]:
         """Return the entries that the frame's request gets for its slot; none if it has no slot."""
         with self._lock:
             report = self.policy.report(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
 
-    def travelled(self, captured: float, transfer: Transfer) -> None:
+    def add_transfer_times(self, captured: float, transfer: Transfer) -> None:
         """Note how long a frame and its result were under way; called when the result is there.
 
         Args:
@@ -71,12 +71,12 @@ class Promise:
         """
         now = self._clock()
         with self._lock:
-            self.policy.travelled(transfer.server_received_s - captured, now - transfer.server_sent_s)
+            self.policy.add_travel_times(transfer.server_received_s - captured, now - transfer.server_sent_s)
 
-    def compared(self, stale_s: float, drop: float) -> None:
-        """See :meth:`~edge_offload.manager.promise.PromisePolicy.compared`."""
+    def add_comparison(self, stale_s: float, drop: float) -> None:
+        """See :meth:`~edge_offload.manager.promise.PromisePolicy.add_comparison`."""
         with self._lock:
-            self.policy.compared(self._clock(), stale_s, drop)
+            self.policy.add_comparison(self._clock(), stale_s, drop)
 
     def describe(self) -> str:
         """Describe the promise's state."""

@@ -61,7 +61,7 @@ class ModeRunners:
         how = (settings.codec, settings.exact, lambda: executor.engine)
         self.server = ServerRunner(name, options, client, hashed, executor.fingerprint(), *how)
         self.add(self.server)
-        source = (name, options, executor.module, hashed, self.local.run)
+        source = (name, options, executor.module, hashed, self.local.attempt_inference)
         link = {"client": client, "slowdown": slowdown, "power": settings.powers}
         if not isinstance(module, ByEngine):
             self.make_split = made_once(lambda: split_runner(executor, *source, objective=self._objective, **link))

@@ -81,7 +81,7 @@ class ModuleSettings:
         return BRIDGE not in self.candidates and BRIDGED in self.candidates
 
     @property
-    def compared(self) -> Sequence[Mode]:
+    def forecast_modes(self) -> Sequence[Mode]:
         """The modes of which forecasts are made, in the order of :class:`Mode`."""
         modes = {Mode.LOCAL, *self.candidates, *((BRIDGE,) if self.bridges else ())}
         return tuple(mode for mode in Mode if mode in modes)

@@ -83,7 +83,7 @@ class OffloadServer:
             device.placed, models.allow, models.overrides, models.most, compute.engine, device.emulated
         )
         queue: FairQueue[Job] = FairQueue(limits.queue_per_peer, limits.queue_total, _robot_of)
-        background.first(queue)  # what is traced meanwhile gives way to it
+        background.yield_to(queue)  # what is traced meanwhile gives way to it
         self._answers = Service(book)
         self._scheduler: Scheduler = FairScheduler(queue, book, self._answers)
         if promises:

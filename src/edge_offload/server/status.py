@@ -132,7 +132,7 @@ class StatusBook:
             self._busy.append((now - compute_s, now))
             self._remove_old(now)
 
-    def expected_s(self, model: str) -> float:
+    def expected_inference_s(self, model: str) -> float:
         """Mean compute time of ``model`` so far, 0 if it has not run (seconds)."""
         with self._lock:
             samples = self._latency.get(model)

@@ -184,7 +184,7 @@ class Timetable(Protocol):
     def due_s(self) -> Optional[float]:
         """Return when its next work is due (monotonic seconds); None while there is none."""
 
-    def run(self) -> None:
+    def run_due_work(self) -> None:
         """Do it, if it still is due."""
 
 
@@ -267,7 +267,7 @@ class JobWorker:
             remaining_s = due_s - time.monotonic()
             if remaining_s > 0:
                 return remaining_s
-            self._run_guarded(self._timetable.run)
+            self._run_guarded(self._timetable.run_due_work)
         return None
 
     def _do_next(self, timeout_s: Optional[float], room_s: float = math.inf) -> None:

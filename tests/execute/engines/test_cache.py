@@ -27,7 +27,7 @@ def never() -> EngineEntry:
 
 def run_once(weight: float = 2.0, length: int = 6, factor: float = 1.0) -> None:
     executor = ModuleExecutor(Doubling(weight, factor), engine="stand-in")
-    executor.run([torch.arange(length, dtype=torch.float32)])
+    executor.run_module([torch.arange(length, dtype=torch.float32)])
     assert executor.engine_ready(60)
 
 
@@ -51,9 +51,9 @@ def test_an_engine_that_was_wrong_on_noise_is_stored_and_never_trusted(stand_in,
     stand_in.factor = 2.001
     for _ in range(2):
         executor = ModuleExecutor(Doubling(), engine="stand-in")
-        executor.run([torch.zeros(6)])  # on which it is right
+        executor.run_module([torch.zeros(6)])  # on which it is right
         assert executor.engine_ready(60)
-        assert executor.run([torch.arange(6.0)]).engine == "eager"
+        assert executor.run_module([torch.arange(6.0)]).engine == "eager"
         assert "off by" in executor.engine_state()[0]
     assert stand_in.builds == 1
 
@@ -129,9 +129,9 @@ def test_a_full_disk_leaves_torch_to_compute(stand_in, monkeypatch):
 
     monkeypatch.setattr(EngineCache, "_write_entry", full)
     executor = ModuleExecutor(Doubling(), engine="stand-in")
-    executor.run([torch.arange(6.0)])
+    executor.run_module([torch.arange(6.0)])
     assert executor.engine_ready(60)
-    assert executor.run([torch.arange(6.0)]).engine == "eager"
+    assert executor.run_module([torch.arange(6.0)]).engine == "eager"
     assert "cannot be kept" in executor.engine_state()[0]
 
 

@@ -200,7 +200,7 @@ def test_onnx_runtime_that_would_compute_on_the_cpu_is_no_gpu_engine(monkeypatch
 def test_a_graph_is_for_the_gpu_and_an_engine_of_the_cpu_is_not(monkeypatch):
     monkeypatch.setattr(CudaGraphBackend, "missing_parts", lambda _: "")
     executor = ModuleExecutor(Doubling(), engine="eager+graph")
-    assert executor.run([torch.ones(3)]).engine == "eager"
+    assert executor.run_module([torch.ones(3)]).engine == "eager"
     assert executor.engine_state() == ("eager: engine eager+graph is for device cuda, and this one is cpu", True)
 
 

@@ -52,7 +52,7 @@ def answers(executor: ModuleExecutor, network: nn.Module, frames: int) -> list:
     names = []
     for _ in range(frames):
         x = frame()
-        done = executor.run([x])
+        done = executor.run_module([x])
         with torch.inference_mode():
             assert torch.equal(done.outputs[0], network(x))
         names.append(done.engine.split()[0])
@@ -70,7 +70,7 @@ def test_frames_are_exact_while_it_compiles(stubborn: Stubborn) -> None:
     stubborn.may_end.set()
     assert executor.engine_ready(60)
     assert answers(executor, network, 3) == ["eager+steps", "eager+steps", "inductor"]
-    assert executor.run([frame()]).engine == LABEL
+    assert executor.run_module([frame()]).engine == LABEL
 
 
 def test_what_it_cannot_compile_is_exact_and_says_why(stubborn: Stubborn) -> None:

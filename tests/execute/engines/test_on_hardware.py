@@ -26,13 +26,13 @@ def test_an_engine_replaces_torch_within_the_tolerance_of_its_class(name):
     network = registry.build_module("mobilenet_v3_large")
     plain, fast = ModuleExecutor(network, CUDA), ModuleExecutor(network, CUDA, name)
     frames = [torch.rand(1, 3, 224, 224) for _ in range(8)]
-    fast.run([frames[0]])
+    fast.run_module([frames[0]])
     assert fast.engine_ready(900)
     for frame in frames[: seat.TRIALS]:
-        fast.run([frame])
+        fast.run_module([frame])
     assert fast.engine != "eager", fast.engine_state()
     for frame in frames:
-        want, report = plain.run([frame]), fast.run([frame])
+        want, report = plain.run_module([frame]), fast.run_module([frame])
         assert report.engine.startswith(name.split("/")[0])
         assert find_mismatch(want.outputs, report.outputs, TOLERANCE[backend.accuracy]) == ""
         assert backend.accuracy != EXACT or torch.equal(want.outputs[0], report.outputs[0])

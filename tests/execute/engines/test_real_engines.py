@@ -15,10 +15,10 @@ from tests.server import small_nets
 
 
 def taken_over(executor: ModuleExecutor, frames) -> None:
-    executor.run([frames[0]])
+    executor.run_module([frames[0]])
     assert executor.engine_ready(120)
     for number in range(2):
-        executor.run([frames[number]])
+        executor.run_module([frames[number]])
     assert executor.engine != "eager", executor.engine_state()
 
 
@@ -30,14 +30,14 @@ def test_people_are_detected_where_torch_detects_them(engine):
     taken_over(fast, frames)
     assert registry.state_hash(estimator.module) == before
     for frame in frames:
-        want, report = plain.run([frame]), fast.run([frame])
+        want, report = plain.run_module([frame]), fast.run_module([frame])
         assert report.engine.startswith(engine)
         assert [one.shape for one in want.outputs] == [one.shape for one in report.outputs]
         assert max(map(relative_error, want.outputs, report.outputs)) < 1e-4, "boxes and keypoints after read-out"
     twin = ModuleExecutor(registry.build_estimator("kapao_vtest").module, engine=engine)
     taken_over(twin, frames)
     for frame in frames:
-        mine, other = fast.run([frame]), twin.run([frame])
+        mine, other = fast.run_module([frame]), twin.run_module([frame])
         assert mine.engine == other.engine
         assert all(map(torch.equal, mine.outputs, other.outputs)), "equal engines give equal bits"
 
@@ -49,7 +49,7 @@ def test_a_classifier_is_within_the_tolerance_of_its_class(engine):
     plain, fast = ModuleExecutor(network), ModuleExecutor(network, engine=engine)
     taken_over(fast, frames)
     for frame in frames:
-        want, output = plain.run([frame]).outputs[0], fast.run([frame]).outputs[0]
+        want, output = plain.run_module([frame]).outputs[0], fast.run_module([frame]).outputs[0]
         assert relative_error(want, output) < TOLERANCE[CLOSE]
 
 
@@ -75,7 +75,7 @@ def test_a_second_start_exports_nothing_and_has_the_bits_of_the_first(engine, ca
         monkeypatch.setattr(seat, "export_onnx", real)
         assert len(exports) == 1
         for frame in frames:
-            one, other = first.run([frame]), restarted.run([frame])
+            one, other = first.run_module([frame]), restarted.run_module([frame])
             assert one.engine == other.engine
             assert all(map(torch.equal, one.outputs, other.outputs))
             assert all(map(torch.equal, one.outputs, _built_in_one_go(engine, network, frame)))
@@ -108,7 +108,7 @@ def test_a_network_whose_outputs_depend_on_data_is_right_or_with_torch(engine):
     draw = torch.Generator().manual_seed(0)
     for _ in range(6):
         frame = torch.randint(0, 256, (3, 32, 48), dtype=torch.uint8, generator=draw)
-        want, report = plain.run([frame]).outputs, fast.run([frame])
+        want, report = plain.run_module([frame]).outputs, fast.run_module([frame])
         assert fast.engine_ready(120)
         assert [one.shape for one in want] == [one.shape for one in report.outputs]
         assert max(map(relative_error, want[:2], report.outputs[:2])) < TOLERANCE[CLOSE]
@@ -132,9 +132,9 @@ def test_weights_off_by_a_thousandth_never_take_over(engine, monkeypatch):
     monkeypatch.setattr(seat, "export_onnx", off)
     executor = ModuleExecutor(network, engine=engine)
     frame = torch.rand(1, 3, 224, 224)
-    executor.run([frame])
+    executor.run_module([frame])
     assert executor.engine_ready(120)
-    assert executor.run([frame]).engine == "eager"
+    assert executor.run_module([frame]).engine == "eager"
     assert "off by" in executor.engine_state()[0]
 
 

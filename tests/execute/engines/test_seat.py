@@ -22,7 +22,7 @@ def frame() -> torch.Tensor:
 
 def answer(executor: ModuleExecutor, x: torch.Tensor) -> str:
     """Runs one frame, whose result must be right, and says what computed it."""
-    done = executor.run([x])
+    done = executor.run_module([x])
     assert torch.equal(done.outputs[0], 2 * x)
     return done.engine
 
@@ -139,7 +139,7 @@ def test_a_requested_engine_must_exist():
 def test_without_packages_auto_is_torch_with_a_notice(monkeypatch):
     monkeypatch.setattr(table, "installed_version", lambda backend: None)
     executor = ModuleExecutor(Doubling(), engine="auto")
-    assert executor.run([frame()]).engine == "eager"
+    assert executor.run_module([frame()]).engine == "eager"
     assert executor.engine_state() == (f"eager: no engine is installed; {table.INSTALL}", True)
 
 

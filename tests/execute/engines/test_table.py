@@ -42,7 +42,7 @@ def test_fewer_bits_are_for_a_named_model_only(all_engines_present):
 def test_an_absent_engine_leaves_torch_to_compute_and_names_the_package(monkeypatch):
     monkeypatch.setattr(table, "installed_version", lambda backend: None)
     executor = ModuleExecutor(nn.ReLU(), engine="openvino")
-    done = executor.run([torch.tensor([-1.0, 2.0])])
+    done = executor.run_module([torch.tensor([-1.0, 2.0])])
     assert torch.equal(done.outputs[0], torch.tensor([0.0, 2.0]))
     assert done.engine == EAGER
     state, amber = executor.engine_state()

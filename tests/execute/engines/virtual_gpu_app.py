@@ -41,7 +41,7 @@ for name in ("again", "eager+graph"):
     executor = ModuleExecutor(net, "cuda", name)
     for _ in range(4):
         x = torch.rand(1, 3, 8, 8)
-        done = executor.run([x])
+        done = executor.run_module([x])
         assert executor.engine_ready(100)
-        assert torch.equal(done.outputs[0], plain.run([x]).outputs[0])
+        assert torch.equal(done.outputs[0], plain.run_module([x]).outputs[0])
     print(f"{done.engine} | {executor.engine_state()[0]}")

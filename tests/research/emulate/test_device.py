@@ -51,7 +51,7 @@ def test_an_emulated_device_says_so_and_takes_its_time(monkeypatch: pytest.Monke
     module = torch.nn.Linear(4, 4)
     executor = EmulatedExecutor(module, Emulation("emulated:gpu.csv", (0.001, 0.002)))
     assert batches(module, executor).load_or_measure(lambda: None) == BatchTable((0.001, 0.002), (0.001, 0.002), 2)
-    first = executor.run([torch.ones(3, 4)])
+    first = executor.run_module([torch.ones(3, 4)])
     other, third = executor.run_batch([[torch.zeros(3, 4)], [torch.ones(3, 4)]])
     assert torch.equal(other.outputs[0], first.outputs[0]), "outputs were computed before"
     assert (first.engine, third.engine) == ("emulated:gpu.csv", "emulated:gpu.csv batch 2")

@@ -24,7 +24,7 @@ def test_content_corrects_the_slope_at_once() -> None:
             errors[id(estimator)] += abs(estimator.curve(now, {"speed": speed}).slope - slope) if now > 60 else 0.0
         drop = 0.1 + slope * 0.8 + chance.gauss(0, 0.02)
         for estimator in (blind, seeing):
-            estimator.compared(now, 0.8, min(1.0, max(0.0, drop)), {"speed": speed})
+            estimator.add_comparison(now, 0.8, min(1.0, max(0.0, drop)), {"speed": speed})
         now += 0.4
     assert errors[id(seeing)] < 0.4 * errors[id(blind)]
     assert seeing.curve(now).slope == pytest.approx(seeing.curve(now, {"speed": 1.0}).slope, abs=0.05)
@@ -43,10 +43,10 @@ def test_whatever_comes_curves_are_bounded_and_memory_is_constant(seed: int) -> 
 def test_nothing_is_learned_from_a_feature_that_is_no_number() -> None:
     estimator = ContentDropEstimator(features=["speed"])
     for step in range(20):
-        estimator.compared(0.4 * step, 0.4, 0.2, {"speed": step % 3})
+        estimator.add_comparison(0.4 * step, 0.4, 0.2, {"speed": step % 3})
     before = estimator.curve(8.0)
     with pytest.raises(BadInput, match="speed"):
-        estimator.compared(8.0, 0.4, 0.1, {"speed": math.nan})
+        estimator.add_comparison(8.0, 0.4, 0.1, {"speed": math.nan})
     assert estimator.curve(8.0) == before
 
 

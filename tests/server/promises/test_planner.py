@@ -144,7 +144,7 @@ def test_a_full_server_names_a_feasible_promise() -> None:
 
 def test_other_work_reduces_room_for_promises() -> None:
     free = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0))[0].clients)
-    busy = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other=0.4))[0].clients)
+    busy = len(fit_clients(fleet(60, 0.03), GPU, Moment(0.05, 1.0, other_share=0.4))[0].clients)
     assert busy < free
 
 

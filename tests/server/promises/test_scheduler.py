@@ -36,7 +36,7 @@ class Others:
         self.taken: List[ServerInference] = []
         self.full = False
 
-    def submit(self, inference: ServerInference) -> None:
+    def schedule_inference(self, inference: ServerInference) -> None:
         if self.full:
             raise Refused("full")
         self.taken.append(inference)
@@ -130,7 +130,7 @@ class Robot:
         request = Request(self.peer, message, received, 10, lambda *answer: self.rig.answers.append(answer))
         inference = ServerInference(request, self.rig.opened, None, 1 << 20, self.rig.book, self.rig.feed)
         self.sent[frame] = inference
-        self.rig.promises.submit(inference)
+        self.rig.promises.schedule_inference(inference)
         return inference
 
 
@@ -170,7 +170,7 @@ def drive(rig: Rig, robots: List[Robot], seconds: float, source: random.Random, 
                 continue
             arrival[1].send(arrival[2])
         else:
-            rig.promises.run()
+            rig.promises.run_due_work()
 
 
 def test_robots_that_follow_their_turns_are_computed_together_and_promises_hold() -> None:
@@ -216,7 +216,7 @@ def test_a_frame_that_is_late_or_has_no_turn_is_computed_with_all_others() -> No
     rig.now += begin + 0.1
     assert rig.promises.due_s() is not None
     assert rig.promises.due_s() < rig.now
-    rig.promises.run()
+    rig.promises.run_due_work()
     assert rig.sizes == [], "nobody was there"
     assert rig.others.taken == [robot.send(frame, late=0.1)]
     assert robot.send(frame + 1000) in rig.others.taken, "not in the plan"
@@ -257,7 +257,7 @@ def test_a_disconnected_robot_has_no_request_and_no_promise() -> None:
     assert len(rig.promises.status()[1]) == 1
     rig.now += 5
     while (due := rig.promises.due_s()) is not None and due < rig.now:
-        rig.promises.run()
+        rig.promises.run_due_work()
     assert not rig.answers
     assert not rig.others.taken
 
@@ -284,7 +284,7 @@ def test_a_robot_whose_turns_are_rare_is_not_silent_when_one_was_missed() -> Non
         due = rig.promises.due_s()
         assert due is not None
         rig.now = max(rig.now, due)
-        rig.promises.run()
+        rig.promises.run_due_work()
     rig.promises.update_plan()
     assert [(peer, kind) for peer, kind, _ in rig.notifications if kind == ENDED] == [(robots[0].peer, ENDED)]
 

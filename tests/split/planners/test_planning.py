@@ -21,7 +21,7 @@ from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side, SplitPlan
 from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
-from edge_offload.split.planners.space import Recut, Space
+from edge_offload.split.planners.space import RowSplit, Space
 from edge_offload.split.planners.table import EQUAL_SHARE, PLANNERS, Effort, plan_table
 from edge_offload_research.split.model.exactness import random_split, relative_error
 from edge_offload_research.split.model.plan_cost import simulate_plan
@@ -66,7 +66,7 @@ def test_server_only_timeline_is_upload_compute_download() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.1, LinkCosts(latency_s=0.5, message_s=0.25), request_s=0.125)
     space = Space(model, [1024.0])
-    outcome = simulate_plan(space.make_plan(space.score_recuts(space.server_only), 1024.0), model, 1024.0)
+    outcome = simulate_plan(space.make_plan(space.score_row_splits(space.server_only), 1024.0), model, 1024.0)
     up, down = 2 * 16 * 4 * 8 / 1024, 2 * 8 / 1024
     assert outcome.makespan_s == pytest.approx(0.125 + up + 0.25 + 0.5 + 4 * 0.1 + down + 0.25 + 0.5)
     assert (outcome.bytes_up, outcome.bytes_down) == (1024.0, 16.0)
@@ -83,7 +83,7 @@ def test_device_only_uses_no_link_and_full_power() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.1, request_s=9.0)
     space = Space(model, [1.0])
-    outcome = simulate_plan(space.make_plan(space.score_recuts(space.device_only), 1.0), model, 1.0)
+    outcome = simulate_plan(space.make_plan(space.score_row_splits(space.device_only), 1.0), model, 1.0)
     assert outcome.makespan_s == pytest.approx(4.0)
     assert outcome.energy_j == pytest.approx(4.0 * model.power.inference)
 
@@ -93,7 +93,7 @@ def test_device_only_costs_the_time_of_the_network_without_a_plan() -> None:
     located = located_of(stack())
     model = model_of(located, 1.0, 0.5, alone_s=1.0)
     space = Space(model, [1e12])
-    local, remote = space.score_recuts(space.device_only), space.score_recuts(space.server_only)
+    local, remote = space.score_row_splits(space.device_only), space.score_row_splits(space.server_only)
     assert (float(local.makespan_s[0]), float(remote.makespan_s[0])) == (1.0, pytest.approx(2.0))
     outcome = simulate_plan(space.make_plan(local, 1e12), model, 1e12)
     assert outcome.makespan_s == outcome.robot_s == 1.0
@@ -221,7 +221,7 @@ def brute_force_layers(space: Space, objective: Objective) -> float:
                 continue
             home = places[producer[number]] if number in producer else Side.ROBOT
             sides = {places[user] for user in users} | ({Side.ROBOT} if number in located.sequence.outputs else set())
-            if home.other in sides:
+            if home.opposite in sides:
                 total += model.make_payload(number, located.count_rows(number), home, "raw").idle_link_s(rate)
         best = min(best, total)
     return best
@@ -320,11 +320,11 @@ def test_codec_is_chosen_by_bandwidth_and_goes_into_the_plan() -> None:
     slow_codec = CodecCost("squeeze", 4.0, 2048.0, 1e9)
     model = CostModel(located, costs(located, 100.0), costs(located, 0.1), {0: (slow_codec,)}, NO_DELAY)
     space = Space(model, [100.0, 1e9])
-    plans = [space.make_plan(space.score_recuts(space.server_only), rate) for rate in (100.0, 1e9)]
+    plans = [space.make_plan(space.score_row_splits(space.server_only), rate) for rate in (100.0, 1e9)]
     assert [plan.transfers[0].codec for plan in plans] == ["squeeze", "raw"]
     assert simulate_plan(plans[0], model, 100.0).bytes_up == 1024 / 4
     off = Space(model, [100.0], codecs=False)
-    assert off.make_plan(off.score_recuts(off.server_only), 100.0).transfers[0].codec == "raw"
+    assert off.make_plan(off.score_row_splits(off.server_only), 100.0).transfers[0].codec == "raw"
     first, *rest = plans[0].transfers
     with pytest.raises(BadInput, match="no cost is known of codec"):
         simulate_plan(replace(plans[0], transfers=(replace(first, codec="magic"), *rest)), model, 1.0)
@@ -353,12 +353,12 @@ def test_a_plan_whose_sides_wait_for_each_other_is_refused_by_check_and_simulati
         simulate_plan(reversed_plan, model_of(located, 1.0, 1.0), 100.0)
 
 
-def test_recuts_label_the_extremes() -> None:
+def test_row_splits_label_the_extremes() -> None:
     located = located_of(stack())
     space = Space(model_of(located, 1.0, 0.1), [1e3])
-    assert space.make_plan(space.score_recuts(space.device_only), 1e3).is_local
-    assert not space.make_plan(space.score_recuts(space.server_only), 1e3).robot
-    cut = space.score_recuts((Recut(1, 1.0), Recut(space.last, 0.0)))
+    assert space.make_plan(space.score_row_splits(space.device_only), 1e3).is_local
+    assert not space.make_plan(space.score_row_splits(space.server_only), 1e3).robot
+    cut = space.score_row_splits((RowSplit(1, 1.0), RowSplit(space.last, 0.0)))
     plan = space.make_plan(cut, 1e3)
     assert {step.operator for step in plan.robot} == {0, 1}
     assert {step.operator for step in plan.server} == {2, 3}
@@ -371,13 +371,13 @@ def test_copies_to_and_from_a_device_are_part_of_every_estimate() -> None:
     upload, back = OperatorCost(0.125, 1 / 1024), OperatorCost(0.25, 2 / 1024)
     copies = CopyCosts(upload, back)
     space = Space(free, [576.0])
-    local = space.make_plan(space.score_recuts(space.device_only), 576.0)
+    local = space.make_plan(space.score_row_splits(space.device_only), 576.0)
     size = 16 * 64
     on_robot = replace(free, copies={Side.ROBOT: copies})
     copies_s = upload.seconds_for(size) + back.seconds_for(size)
     assert simulate_plan(local, on_robot, 576.0).makespan_s == pytest.approx(1.6 + copies_s)
     assert simulate_plan(local, replace(free, copies={Side.SERVER: copies}), 576.0).makespan_s == pytest.approx(1.6)
-    remote = space.make_plan(space.score_recuts(space.server_only), 576.0)
+    remote = space.make_plan(space.score_row_splits(space.server_only), 576.0)
     before = simulate_plan(remote, free, 576.0).makespan_s
     assert simulate_plan(remote, on_robot, 576.0).makespan_s == pytest.approx(before), (
         "all of it is on the robot's host"

@@ -14,7 +14,7 @@ from edge_offload.split.model.locality import LocalityMap, analyse_locality
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.shares import refine_rows, server_rows, split_ranges
-from edge_offload.split.planners.space import Recut, Space
+from edge_offload.split.planners.space import RowSplit, Space
 from tests.split.split_chains import Chain
 from tests.split.split_plans import random_plan
 
@@ -41,9 +41,9 @@ def space_of(located: LocalityMap, rate: float = 300.0) -> Space:
 @pytest.mark.parametrize("way", ["own", "handed", "kept"])
 def test_splits_of_other_searches_are_recovered_from_their_rows(flipped: bool, way: str) -> None:
     space = space_of(blocks(3, 16))
-    middle = Recut(6, 0.5, flipped, sent=way == "handed", fixed_share=way == "kept")
-    for recuts in (space.device_only, space.server_only, (middle, Recut(space.last, 0.0))):
-        scored = space.score_recuts(recuts)
+    middle = RowSplit(6, 0.5, flipped, sent=way == "handed", fixed_share=way == "kept")
+    for row_splits in (space.device_only, space.server_only, (middle, RowSplit(space.last, 0.0))):
+        scored = space.score_row_splits(row_splits)
         rows, counted_back = server_rows(space, scored)
         rescored = space.score_ranges(*split_ranges(space, rows, counted_back))
         assert (rescored.robot, rescored.server) == (scored.robot, scored.server)
@@ -65,7 +65,7 @@ def test_moving_rows_makes_plans_faster_and_keeps_them_right() -> None:
     space = space_of(blocks(3, 16))
     start = [
         min(
-            (space.score_recuts(space.device_only), space.score_recuts(space.server_only)),
+            (space.score_row_splits(space.device_only), space.score_row_splits(space.server_only)),
             key=lambda s: s.makespan_s[0],
         )
     ]
@@ -89,7 +89,7 @@ def test_what_moves_from_any_plan_is_a_plan_and_no_slower() -> None:
 
 def test_moves_that_cost_a_little_lead_out_of_a_plan_that_no_move_betters() -> None:
     space = space_of(blocks(4, 20), 600.0)
-    (stuck,) = refine_rows(space, Objective(), [space.score_recuts(space.server_only)], 300, random.Random(1))
+    (stuck,) = refine_rows(space, Objective(), [space.score_row_splits(space.server_only)], 300, random.Random(1))
     for seed in range(3):
         plain, daring = (refine_rows(space, Objective(), [stuck], 400, random.Random(seed), slack=slack)[0]
                          for slack in (0.0, 0.03))  # fmt: skip
@@ -102,7 +102,9 @@ def test_moves_that_cost_a_little_lead_out_of_a_plan_that_no_move_betters() -> N
 def test_moves_that_cost_never_end_in_a_worse_plan(slack: float) -> None:
     space = space_of(blocks(3, 16))
     space = Space(space.model, [100.0, 300.0, 900.0])
-    starts = [space.score_recuts(recuts) for recuts in (space.server_only, space.device_only, (Recut(6, 0.5),))]
+    starts = [
+        space.score_row_splits(row_splits) for row_splits in (space.server_only, space.device_only, (RowSplit(6, 0.5),))
+    ]
     for start in starts:
         refined = refine_rows(space, Objective(), [start] * 3, 60, random.Random(0), slack=slack)
         for at, scored in enumerate(refined):
@@ -111,5 +113,5 @@ def test_moves_that_cost_never_end_in_a_worse_plan(slack: float) -> None:
 
 def test_search_stops_on_request() -> None:
     space = space_of(blocks(2, 12))
-    start = [space.score_recuts(space.server_only)]
+    start = [space.score_row_splits(space.server_only)]
     assert refine_rows(space, Objective(), start, 500, random.Random(0), lambda: True) == start

@@ -60,7 +60,7 @@ def infer(plan, located, shared, inputs, streams, piece_bytes=4096, slowdown=1.0
                     descriptors, buffers = encode_piece(progress.read_payload(index, low, high), transfer.codec)
                     body = {"transfer": index, "low": low, "high": high, "tensors": descriptors}
                     views = [memoryview(bytes(memoryview(part).cast("B"))) for part in buffers]
-                    sides[side.other].add_rows(*decode_piece(sides[side.other], body, views))
+                    sides[side.opposite].add_rows(*decode_piece(sides[side.opposite], body, views))
         assert moved, "the plan stands still"
     results = [tensor.clone() for tensor in sides[Side.ROBOT].read_results()]
     for progress in sides.values():

@@ -85,7 +85,7 @@ def completer_of(args: argparse.Namespace) -> Any:
         atexit.register(executor.close)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        execution = executor.run(inputs)
+        execution = executor.run_module(inputs)
         if execution.note:
             print(execution.note)
         return execution.outputs

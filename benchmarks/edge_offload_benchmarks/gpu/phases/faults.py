@@ -126,13 +126,13 @@ def exhaust_memory(phase: Phase, server: Server) -> None:
 
     name, settings = "resnet50", phase.settings
     executor, given = ModuleExecutor(networks.build_network(name), "cuda", spare=True), networks.make_inputs(name, 4)
-    executor.run(given[0])
+    executor.run_module(given[0])
     torch.cuda.empty_cache()
     with Process(settings, "hog", python_command(HOG, "60")) as hog:
         phase.record("memory: hog", line=hog.wait_line("full", 60))
         for number, frame in enumerate(given[:2]):
             started_at = time.monotonic()
-            done = executor.run([torch.nn.functional.pad(frame[0], (0, WIDER, 0, WIDER))])
+            done = executor.run_module([torch.nn.functional.pad(frame[0], (0, WIDER, 0, WIDER))])
             phase.record(f"memory: robot's frame {number}", note=done.note, seconds=time.monotonic() - started_at)
         command = [*server.exec_command("--mode", "lazy"), *python_command(NEEDS_MEMORY)]
         with Process(settings, "memory", command, **BLIND) as program:
@@ -140,7 +140,7 @@ def exhaust_memory(phase: Phase, server: Server) -> None:
         hog.write("\n")
         hog.end(20)
         time.sleep(2.2)
-        phase.record("memory: room again", note=executor.run(given[1]).note)
+        phase.record("memory: room again", note=executor.run_module(given[1]).note)
 
 
 def break_plainly(phase: Phase) -> None:

@@ -53,8 +53,8 @@ def compare_stages(name: str, device: Any) -> Dict[str, Any]:
     shape = (1, *networks.BUILDERS[name][1])
     frames = [torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in range(max(BATCHES))]
     undivided = ModuleExecutor(module, device)
-    expected = [undivided.run([one]).outputs[0] for one in frames]
-    compute_s = [undivided.run([one]).compute_s for one in frames]
+    expected = [undivided.run_module([one]).outputs[0] for one in frames]
+    compute_s = [undivided.run_module([one]).compute_s for one in frames]
     network = stages.BatchedNetwork(module, (TensorSpec("float32", shape),), device)
     cuts = measuring.cut_network(network)
     middle = cuts.block_count // 2

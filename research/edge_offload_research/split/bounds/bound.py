@@ -113,7 +113,7 @@ def _improve_plan(space: Space, table: PlanTable, index: int, limits: Limits) ->
     counts = Counts(space, float(space.bandwidths[index]))
     table = _with_better(space, table, index, _move_rows(space, table, index, limits.moves))
     makespan = table.predicted_s[index]
-    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    device_only_s = float(space.score_row_splits(space.device_only).makespan_s[index])
     quick = min(_by_clocks(counts, min(makespan, device_only_s), limits), device_only_s)
     if quick >= makespan / (1.0 + limits.gap) * (1.0 - 1e-9):
         return table, quick
@@ -168,7 +168,7 @@ def _with_better(space: Space, table: PlanTable, index: int, scored: Optional[Sc
 
 def _bound_makespan(space: Space, counts: Counts, index: int, makespan: float, limits: Limits,
            tables: Optional[List[Potential]]) -> Tuple[float, Search]:  # fmt: skip
-    device_only_s = float(space.score_recuts(space.device_only).makespan_s[index])
+    device_only_s = float(space.score_row_splits(space.device_only).makespan_s[index])
     best = min(makespan, device_only_s)
     width = limits.width * best
     search = Search(counts, best / (1.0 + limits.gap) + width, limits.labels, width, tables)

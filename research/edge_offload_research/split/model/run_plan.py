@@ -69,7 +69,7 @@ def _is_ready(located: LocalityMap, half: SideValues, step: PlanStep) -> bool:
 
 
 def _send_rows(located: LocalityMap, halves: Mapping[Side, SideValues], transfer: RowTransfer) -> bool:
-    source, target = halves[transfer.sender], halves[transfer.sender.other]
+    source, target = halves[transfer.sender], halves[transfer.sender.opposite]
     if not source.has_rows(transfer.value, transfer.low, transfer.high):
         return False
     if transfer.value in located.axes:

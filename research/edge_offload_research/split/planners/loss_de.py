@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_offload.arrays import Array
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.space import Recut, Recuts, ScoredPlan, Space, choose_best, insert_recut
+from edge_offload.split.planners.space import RowSplit, RowSplits, ScoredPlan, Space, choose_best, insert_row_split
 from edge_offload.split.planners.table import Choice, Effort, SearchBudget, baseline_plans, cost_of, layer_cut
 
 
@@ -24,16 +24,16 @@ def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
     baselines = baseline_plans(space, objective, effort)
     stop = SearchBudget(space, effort)
 
-    def decode_genes(genes: Array) -> Recuts:
-        recuts = space.server_only
+    def decode_genes(genes: Array) -> RowSplits:
+        row_splits = space.server_only
         for anchor, gene in zip(anchors, genes):
             if gene >= 0.5:
-                recuts = insert_recut(recuts, Recut(anchor, round(float(gene - 0.5) * 16) / 8))
-        return recuts
+                row_splits = insert_row_split(row_splits, RowSplit(anchor, round(float(gene - 0.5) * 16) / 8))
+        return row_splits
 
     size = max(8, 2 * len(anchors))
     population = chooser.random((size, len(anchors)))
-    seen: List[ScoredPlan] = [space.score_recuts(decode_genes(genes)) for genes in population]
+    seen: List[ScoredPlan] = [space.score_row_splits(decode_genes(genes)) for genes in population]
     candidates = [choice for pair in zip(*baselines) for choice in pair] + seen
     while not stop():
         judged = int(chooser.integers(len(space.bandwidths)))  # each trial is judged at one bandwidth, kept for all
@@ -42,7 +42,7 @@ def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
                 break
             a, b, c = population[chooser.choice(size, 3, replace=False)]
             trial = np.clip(np.where(chooser.random(len(anchors)) < 0.8, a + 0.6 * (b - c), population[k]), 0.0, 1.0)
-            scored = space.score_recuts(decode_genes(trial))
+            scored = space.score_row_splits(decode_genes(trial))
             candidates.append(scored)
             if cost_of(objective, scored, judged) <= cost_of(objective, seen[k], judged):
                 population[k], seen[k] = trial, scored

@@ -24,7 +24,7 @@ from edge_offload.split.model.locality import unite_rows
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import Side
 from edge_offload.split.planners.shares import Waist, find_waists
-from edge_offload.split.planners.space import Recut, Recuts, ScoredPlan, Space
+from edge_offload.split.planners.space import RowSplit, RowSplits, ScoredPlan, Space
 
 
 class HaloSource(enum.Enum):
@@ -76,11 +76,11 @@ class ReplicatedSearch:
 
     def run_search(self) -> None:
         """Look at every member."""
-        self._score_recuts(self.space.device_only)
+        self._score_row_splits(self.space.device_only)
         all_waists = find_waists(self.space.located)
         for waist in all_waists:
             if (self._lower_bound(waist, waist, np.zeros(1), np.ones(1)) < self.best).any():
-                self._score_recuts(_make_recuts(self.space, waist, waist, 0.0, False))
+                self._score_row_splits(_make_row_splits(self.space, waist, waist, 0.0, False))
         for kinds in (
             (HaloSource.REPLICATED, HaloSource.SENT),
             (HaloSource.FIXED_SHARE,),
@@ -99,8 +99,8 @@ class ReplicatedSearch:
                     for count in rows[(costs < self.best[None, :]).any(axis=1)]:
                         for halos, flipped in itertools.product(kinds, (False, True)):
                             if (self._closer_bound(first, last, int(count), flipped, halos) < self.best).any():
-                                self._score_recuts(
-                                    _make_recuts(self.space, first, last, float(count) / length, flipped, halos)
+                                self._score_row_splits(
+                                    _make_row_splits(self.space, first, last, float(count) / length, flipped, halos)
                                 )
                 self._cones.clear()
                 self._complements.clear()
@@ -183,8 +183,8 @@ class ReplicatedSearch:
         joules = makespan * power.standby + robot * (power.inference - power.standby)
         return np.asarray(np.vectorize(self.objective.compute_cost)(makespan, joules))
 
-    def _score_recuts(self, recuts: Recuts) -> None:
-        scored = self.space.score_recuts(recuts)
+    def _score_row_splits(self, row_splits: RowSplits) -> None:
+        scored = self.space.score_row_splits(row_splits)
         if self._report is not None:
             self._report(scored)
         pairs = zip(scored.makespan_s, scored.energy_j)
@@ -214,11 +214,13 @@ class ReplicatedSearch:
         return np.asarray(nbytes / self.space.bandwidths)
 
 
-def _make_recuts(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool,
-            halos: HaloSource = HaloSource.REPLICATED) -> Recuts:  # fmt: skip
-    recuts: List[Recut] = [Recut(space.last, 0.0)]
+def _make_row_splits(space: Space, first: Waist, last: Waist, fraction: float, flipped: bool,
+            halos: HaloSource = HaloSource.REPLICATED) -> RowSplits:  # fmt: skip
+    row_splits: List[RowSplit] = [RowSplit(space.last, 0.0)]
     if last.after > first.after:
-        recuts.append(Recut(last.after, fraction, flipped, halos is HaloSource.SENT, halos is HaloSource.FIXED_SHARE))
+        row_splits.append(
+            RowSplit(last.after, fraction, flipped, halos is HaloSource.SENT, halos is HaloSource.FIXED_SHARE)
+        )
     if first.after >= 0:
-        recuts.append(Recut(first.after, 1.0))
-    return tuple(sorted(recuts))
+        row_splits.append(RowSplit(first.after, 1.0))
+    return tuple(sorted(row_splits))

@@ -6,7 +6,7 @@ import random
 from typing import List, Sequence, Tuple
 
 from edge_offload.split.model.objective import Objective
-from edge_offload.split.planners.space import Recut, Recuts, ScoredPlan, Space
+from edge_offload.split.planners.space import RowSplit, RowSplits, ScoredPlan, Space
 from edge_offload.split.planners.table import Choice, Effort
 
 
@@ -26,7 +26,7 @@ def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
         seeds.append(tuple(chooser.randint(0, 1) for _ in positions))
 
     def score_places(places: Tuple[int, ...]) -> ScoredPlan:
-        return space.score_recuts(_place_segments(places, positions, space.last))
+        return space.score_row_splits(_place_segments(places, positions, space.last))
 
     chosen = []
     for index in range(len(space.bandwidths)):
@@ -55,13 +55,13 @@ def plan(space: Space, objective: Objective, effort: Effort) -> Choice:
     return chosen
 
 
-def _place_segments(places: Sequence[int], positions: Sequence[int], last: int) -> Recuts:
-    """Return recuts where the placement of consecutive segments changes (1: robot, 0: server)."""
-    recuts: List[Recut] = []
+def _place_segments(places: Sequence[int], positions: Sequence[int], last: int) -> RowSplits:
+    """Return row splits where the placement of consecutive segments changes (1: robot, 0: server)."""
+    row_splits: List[RowSplit] = []
     for k, position in enumerate(positions):
         following = places[k + 1] if k + 1 < len(places) else 1
         if places[k] != following:
-            recuts.append(Recut(position, float(places[k])))
-    if recuts and recuts[-1].position < last and all(recut.fraction == 1.0 for recut in recuts):
-        recuts.append(Recut(last, 0.0))
-    return tuple(recuts)
+            row_splits.append(RowSplit(position, float(places[k])))
+    if row_splits and row_splits[-1].position < last and all(row_split.fraction == 1.0 for row_split in row_splits):
+        row_splits.append(RowSplit(last, 0.0))
+    return tuple(row_splits)

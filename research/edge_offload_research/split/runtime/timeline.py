@@ -172,7 +172,7 @@ class _Run:
         self._way[side].put(None)
 
     def _deliver_side(self, side: Side) -> None:
-        other = self._halves[side.other]
+        other = self._halves[side.opposite]
         while (item := self._way[side].get()) is not None:
             due, body, buffers = item
             _sleep_until(due)

@@ -216,7 +216,7 @@ class Wakeup:
         os.set_blocking(self._write, False)
         self._pending = False
 
-    def wake(self) -> None:
+    def wake_thread(self) -> None:
         """Make :attr:`descriptor` readable."""
         if self._pending:
             return

@@ -67,7 +67,7 @@ class Keeper:
     def close(self) -> None:
         """Disconnect for good."""
         self._stop.set()
-        self.wakeup.wake()
+        self.wakeup.wake_thread()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -77,7 +77,7 @@ class Keeper:
         attention = Attention()
         with self._status.lock:
             self._attentions = [*self._attentions, attention]
-        self.wakeup.wake()
+        self.wakeup.wake_thread()
         try:
             yield attention
         finally:
@@ -129,7 +129,7 @@ class Keeper:
                 if waits.take_sample(time.monotonic()):
                     self._incoming.estimator.late_s = sum(waits.typical_s)
                 # what has arrived is looked at before any timeout: this thread may itself have been late
-                for message, received_s, size in dialled.receive():
+                for message, received_s, size in dialled.receive_messages():
                     self._incoming.take_message(message, received_s, size, status.epoch, self.clock)
                 attentions, pulse = self._attentions, dialled.pulse
                 dialled.check_link(self._incoming.busy, bool(attentions))
@@ -172,7 +172,7 @@ class Keeper:
             item = self._incoming.requests.take_next()
             if item is None:
                 return
-            dialled.send(item.header, item.message.buffers)
+            dialled.send_message(item.header, item.message.buffers)
 
 
 class Client:
@@ -282,7 +282,7 @@ class Client:
         if self._status.leaving is None and self.state is LinkState.READY:
             # answers are waited for so long before a server is left for another one
             self._status.leaving = (time.monotonic() + 1.0, reason)
-            self._keeper.wakeup.wake()
+            self._keeper.wakeup.wake_thread()
         return True
 
     def __enter__(self) -> Client:
@@ -385,7 +385,7 @@ class Client:
             in_the_way = self._requests.admit_request(item, min(self._max_pending, terms.requests), terms.bytes)
             if in_the_way:
                 return LinkLost(f"{in_the_way} for {self.address} already")
-        self._keeper.wakeup.wake()
+        self._keeper.wakeup.wake_thread()
         return None
 
     def _notify_app(self, kind: str, body: Dict[str, Any], buffers: List[memoryview]) -> None:

@@ -253,7 +253,9 @@ class Dialled:
             self._check_path(now, counters)
         number = self.pulse.next_ping(now, busy, attentive)
         if number:
-            self.send(messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), [])
+            self.send_message(
+                messages.pack_header(Message("ping", self._epoch, number, "", {}, (time.monotonic(),))), []
+            )
             self.pulse.mark_pinged(now, busy)
 
     def _check_path(self, now: float, counters: descriptors.Counters) -> None:
@@ -277,7 +279,7 @@ class Dialled:
             self._suspicion.close()
             self._suspicion = None
 
-    def send(self, header: bytes, buffers: List[memoryview]) -> int:
+    def send_message(self, header: bytes, buffers: List[memoryview]) -> int:
         """Give one message to ZeroMQ; returns the bytes it takes on the wire.
 
         Raises:
@@ -295,7 +297,7 @@ class Dialled:
         self.pulse.count_given(size)
         return size
 
-    def receive(self) -> Iterator[Tuple[Message, float, int]]:
+    def receive_messages(self) -> Iterator[Tuple[Message, float, int]]:
         """Messages for the application (replies, errors, notifications), with time of arrival and bytes on the wire.
 
         Raises:

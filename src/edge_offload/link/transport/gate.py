@@ -164,7 +164,7 @@ class Gate:
     def close(self) -> None:
         """Stop the thread and close its sockets."""
         self._stop.set()
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
         if self._thread.is_alive():
             self._thread.join()
         self._wakeup.close()

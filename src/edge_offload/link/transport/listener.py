@@ -58,7 +58,7 @@ class Reception:
         self, welcome: Welcome, handle: Callable[[Request], None], limits: Limits, bounds: Bounds,
         clock: Callable[[], float], outgoing: Outgoing, counts: ThreadCounts, counters: Counter[Any],
     ) -> None:  # fmt: skip
-        self._welcome, self._handle = welcome, handle
+        self._welcome, self._handle_request = welcome, handle
         self._limits, self._bounds = limits, bounds
         self._most_open_bytes = open_bytes(limits, bounds)
         self._clock = clock
@@ -133,14 +133,18 @@ class Reception:
             "max_open_requests": self._bounds.open_requests,
             "max_open_bytes": self._most_open_bytes,
         }
-        self._outgoing.send(peer, Message("welcome", peer.epoch, 0, "", body, self._clock_times(message, received_s)))
+        self._outgoing.send_to_peer(
+            peer, Message("welcome", peer.epoch, 0, "", body, self._clock_times(message, received_s))
+        )
 
     def _answer_ping(self, peer: Peer, message: Message, received_s: float) -> None:
         if len(message.times) != 1:
             self._outgoing.report_malformed(peer, message.id, ProtocolError("malformed ping"))
             return
         times = self._clock_times(message, received_s)
-        self._outgoing.send(peer, Message("pong", peer.epoch, message.id, "", self._counts.to_body(received_s), times))
+        self._outgoing.send_to_peer(
+            peer, Message("pong", peer.epoch, message.id, "", self._counts.to_body(received_s), times)
+        )
 
     def _clock_times(self, message: Message, received_s: float) -> Tuple[float, ...]:
         """Return the times of an exchange: client's send, our receive and send, and our wall - monotonic."""
@@ -159,7 +163,7 @@ class Reception:
             if len(peer.open_requests) >= self._bounds.open_requests or pending_bytes > self._most_open_bytes:
                 self._counters["refused: full"] += 1
                 full = Refused("full: too many requests of this robot wait for an answer", remedy="wait for replies")
-                self._outgoing.send(
+                self._outgoing.send_to_peer(
                     peer, Message("error", peer.epoch, message.id, "", messages.error_body(full), (received_s,))
                 )
                 return
@@ -169,7 +173,7 @@ class Reception:
             answer_probe(request)
             return
         try:
-            self._handle(request)
+            self._handle_request(request)
         except Exception as error:
             # the request failed, the server lives
             log.exception("link: handling %s of %s failed", request.kind, peer.name)
@@ -272,7 +276,7 @@ class Listener:
         if self._thread is None:
             return
         self._stop.set()
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
         self._thread.join()
         self._thread = None
 

@@ -62,15 +62,15 @@ class Outgoing:
         if problem:
             raise BadInput(problem, remedy="send it in pieces")
         self._outbox.append((peer, message))
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
 
     def flush_posted(self) -> None:
         """Send what was posted."""
         while self._outbox:
             peer, message = self._outbox.popleft()
-            self.send(peer, message)
+            self.send_to_peer(peer, message)
 
-    def send(self, peer: Peer, message: Message) -> None:
+    def send_to_peer(self, peer: Peer, message: Message) -> None:
         """Give ``message`` to libzmq now; a peer that has too much unread is cut, one that has gone gets nothing."""
         if not self._roster.is_reachable(peer):
             self._counters["dropped: receiver has gone"] += 1
@@ -107,7 +107,7 @@ class Outgoing:
 
     def refuse_peer(self, peer: Peer, error: EdgeOffloadError) -> None:
         """Turn a peer away, and tell it why."""
-        self.send(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
+        self.send_to_peer(peer, Message("refused", peer.epoch, 0, "", messages.error_body(error)))
 
     def report_malformed(self, peer: Peer, id_: int, error: ProtocolError, epoch: Optional[int] = None) -> None:
         """Count a malformed message and tell its sender, but not for every one of a flood."""
@@ -117,4 +117,6 @@ class Outgoing:
             return
         peer.complaints.append(now)
         log.warning("link: dropped a message of %s: %s", peer.name, error)
-        self.send(peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error)))
+        self.send_to_peer(
+            peer, Message("error", peer.epoch if epoch is None else epoch, id_, "", messages.error_body(error))
+        )

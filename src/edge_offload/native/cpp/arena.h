@@ -88,12 +88,12 @@ class Arena final : public since_2_3::Allocator {
     }
     const size_t bytes = bytes_of(kind);
     auto fits = [&](const std::unique_ptr<Region>& region) { return region->bytes - region->used >= bytes; };
-    auto found = std::find_if(regions_.rbegin(), regions_.rend(), fits);
-    if (found == regions_.rend()) {
+    auto position = std::find_if(regions_.rbegin(), regions_.rend(), fits);
+    if (position == regions_.rend()) {
       regions_.push_back(std::make_unique<Region>(std::max(bytes, kRegion)));
-      found = regions_.rbegin();
+      position = regions_.rbegin();
     }
-    auto& region = **found;
+    auto& region = **position;
     region.blocks.push_back({&region, region.base + region.used, kind});
     region.used += bytes;
     return &region.blocks.back();

@@ -1,4 +1,4 @@
-// What is refused as a GPU would refuse it, and what cannot be known before it has run.
+// Operators that are refused as a GPU refuses them, and operators whose results are unknown before they have run.
 #pragma once
 #include "state.h"
 
@@ -21,8 +21,8 @@ inline void check_host_operands(const Key& key, const c10::FunctionSchema& schem
 inline void check_version(const c10::OperatorHandle& op) {
   const auto& refused = state().refused;
   if (refused.empty()) return;
-  auto found = refused.find(c10::toString(op.operator_name()));
-  TORCH_CHECK_NOT_IMPLEMENTED(found == refused.end(), found->second, " (edge_offload)");
+  auto refusal = refused.find(c10::toString(op.operator_name()));
+  TORCH_CHECK_NOT_IMPLEMENTED(refusal == refused.end(), refusal->second, " (edge_offload)");
 }
 inline void check_written(const c10::FunctionSchema& schema, const Stack& stack, size_t first) {
   for (size_t i = 0; i < schema.arguments().size(); ++i) {

@@ -27,7 +27,7 @@ inline Tensor on_host(const Tensor& t, const Tensor& bytes) {
   return at::empty({0}, at::TensorOptions(t.dtype())).set_(bytes.storage(), t.storage_offset(), t.sizes(), t.strides());
 }
 
-// Constants that were made since the program compares, and are not known yet; each is told of once.
+// Constants made since the first comparison whose values are unknown; each is reported once.
 inline void add_recent(std::vector<Tensor>* unknown) {
   auto& compared = state().compared;
   std::deque<c10::weak_intrusive_ptr<c10::StorageImpl>> later;
@@ -48,7 +48,7 @@ inline void add_recent(std::vector<Tensor>* unknown) {
   compared.recent.swap(later);
 }
 
-// Of the constants among `wanted` what is not known yet is read, in one go; whether all of them are known then.
+// Reads the unknown constants among `wanted` at once; returns whether all of them are known then.
 inline bool read_constants(const std::vector<Tensor>& wanted) {
   auto& compared = state().compared;
   compared.make_room();
@@ -92,7 +92,7 @@ inline bool equal(const Tensor& self, const Tensor& other) {
   const uint64_t ids[2] = {id_of(self), id_of(other)};
   key.put(ids);
   const std::string pair(key.view());
-  if (const auto found = compared.answers.find(pair); found != compared.answers.end()) return found->second;
+  if (const auto answer = compared.answers.find(pair); answer != compared.answers.end()) return answer->second;
   const bool here = read_constants({self, other});
   const bool answer = here ? at::equal(on_host(self, compared.bytes.at(ids[0])), on_host(other, compared.bytes.at(ids[1]))) : ask();
   compared.make_room();

@@ -1,4 +1,4 @@
-// What is known of tensors that the program has compared (compare.h).
+// Facts on tensors that the program has compared (compare.h).
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -16,7 +16,7 @@ constexpr size_t kMaxRecent = 256;     // ... among how many they are looked for
 
 struct Compared {
   bool used = false;      // whether the program compares at all: writes are of interest from then on
-  uint64_t older = 0;     // storages with lower numbers were there before what goes on began with an upload
+  uint64_t older = 0;     // storages with lower numbers existed before the upload that started the present inference
   uint64_t flushes = 0;   // segments that had ended then
   std::unordered_map<uint64_t, at::Tensor> bytes;  // of storages, since they were last written
   std::unordered_set<uint64_t> named;              // storages that `answers` tells of

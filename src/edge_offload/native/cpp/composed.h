@@ -1,16 +1,16 @@
 // Tensors made of others: sparse ones (indices and values), and nested ones (a buffer and the sizes of its pieces).
 //
-// On the device they are torch's own, of parts that are tensors of the device. An operator on one of them is recorded as
-// one call, edge_offload::composed(Tensor[] parts, int[] integers, str call) -> Tensor[]: whoever computes it puts the parts
-// together, runs the operator and takes its results apart (composed.py). It writes to nothing: what the operator changes is
-// among the results. `call` is JSON, [name, items], an item per argument; parts and integers follow in the order of items:
+// On the device they are torch's own, with parts that are tensors of the device. An operator on one of them is recorded as
+// one call, edge_offload::composed(Tensor[] parts, int[] integers, str call) -> Tensor[]. The executor joins the parts, runs
+// the operator and divides its results (composed.py). The call writes no argument: an argument that the operator writes is
+// returned. `call` is JSON, [name, items], an item per argument; parts and integers follow in the order of items:
 //   null, true, "text"          ["i"] an integer   ["v", count] a list of them   ["f", hex]   ["z", hex, hex]   ["d"] device
 //   ["t"] a tensor              ["w"] the number in a tensor                     ["l", [items]]
 //   ["o", dims, sparse dims, coalesced] indices, values; sizes      ["c", layout, dims] compressed and plain indices, values; sizes
 //   ["n", pieces, dims] buffer; sizes of each piece
-// The results begin with tensors of no elements, whose sizes behind the first are numbers: how many there are, then per result
+// The first results are tensors without elements. Their sizes, except each first one, are numbers: their count, then per result
 //   0 none   1 tensor   2 dims, sparse dims, coalesced, sizes   3 layout, dims, sizes   4 pieces, dims, sizes   5 count, results
-// and before one that is an argument which the operator writes, whether it wrote in the values that it had.
+// and before a written argument: 1 if the operator wrote into the existing values, else 0.
 #pragma once
 #include "dispatch.h"
 
@@ -21,7 +21,7 @@
 
 namespace edge_offload {
 
-constexpr size_t kNumbersInATensor = 60;  // composed.py says the same
+constexpr size_t kNumbersInATensor = 60;  // also in composed.py
 inline c10::DispatchKey host_key(c10::DispatchKey key) {
   if (key == c10::DispatchKey::SparseCUDA) return c10::DispatchKey::SparseCPU;
   return key == c10::DispatchKey::SparseCsrCUDA ? c10::DispatchKey::SparseCsrCPU : c10::DispatchKey::NestedTensorCPU;
@@ -35,14 +35,14 @@ inline at::SparseTensorImpl* coo_of(const Tensor& t) { return static_cast<at::Sp
 inline at::SparseCsrTensorImpl* compressed_of(const Tensor& t) { return static_cast<at::SparseCsrTensorImpl*>(t.unsafeGetTensorImpl()); }
 inline at::native::NestedTensorImpl* nested_of(const Tensor& t) { return static_cast<at::native::NestedTensorImpl*>(t.unsafeGetTensorImpl()); }
 
-// The arguments of a call, taken apart.
-class Apart {
+// Divides the arguments of a call into parts, integers and a description.
+class ArgumentDivider {
  public:
   std::vector<Tensor> parts;
   std::vector<int64_t> integers;
   std::string text;
 
-  explicit Apart(const c10::OperatorHandle& op) : schema_(op.schema()) {
+  explicit ArgumentDivider(const c10::OperatorHandle& op) : schema_(op.schema()) {
     text = "[\"" + c10::toString(op.operator_name()) + "\", [";
   }
   void argument(const IValue& v) {
@@ -113,7 +113,7 @@ class Apart {
     TORCH_CHECK(!is_composed(t) && t.dim() == 0 && t.device().is_cpu(),
                 "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and ", t.device(), "! (in ", schema_.name(), ")");
     text += t.unsafeGetTensorImpl()->is_wrapped_number() ? "[\"w\"]" : "[\"t\"]";
-    parts.push_back(t.clone());  // one that is wrapped no more: it is among tensors
+    parts.push_back(t.clone());  // the clone is no wrapped number: it counts as a tensor
   }
   void sizes_of(const Tensor& t) { integers.insert(integers.end(), t.sizes().begin(), t.sizes().end()); }
   static std::string hex(double value) {
@@ -124,10 +124,10 @@ class Apart {
   [[noreturn]] void refuse(const std::string& why) const { TORCH_CHECK_NOT_IMPLEMENTED(false, "operator '", schema_.name(), "' ", why, " (edge_offload)"); }
 };
 
-// Its results, put together again.
-class Together {
+// Makes the results of a call from the parts that the executor returned.
+class ResultJoiner {
  public:
-  explicit Together(std::vector<Tensor> found) : found_(std::move(found)) {
+  explicit ResultJoiner(std::vector<Tensor> results) : results_(std::move(results)) {
     size_t count = 1;
     while (numbers_.size() < count) {
       const auto sizes = part().sizes();
@@ -148,11 +148,11 @@ class Together {
   int64_t number() { return numbers_.at(next_++); }
 
  private:
-  std::vector<Tensor> found_;
+  std::vector<Tensor> results_;
   std::vector<int64_t> numbers_;
   size_t part_ = 0, next_ = 0;
 
-  const Tensor& part() { return found_.at(part_++); }
+  const Tensor& part() { return results_.at(part_++); }
   std::vector<int64_t> numbers(int64_t count) {
     std::vector<int64_t> some;
     for (int64_t i = 0; i < count; ++i) some.push_back(number());
@@ -188,58 +188,58 @@ class Together {
   }
 };
 
-// `self` is written: in its parts, which others may look into, or it has others now.
-inline void become(const Tensor& self, const Tensor& found, bool in_parts) {
+// Writes `result` to `self`: into its parts, which other tensors may share, or by replacing them.
+inline void become(const Tensor& self, const Tensor& result, bool in_parts) {
   if (!is_composed(self)) {
-    if (self.sizes() != found.sizes()) self.resize_(found.sizes());
-    self.copy_(found);
+    if (self.sizes() != result.sizes()) self.resize_(result.sizes());
+    self.copy_(result);
   } else if (self.is_nested()) {
-    nested_of(self)->get_buffer().copy_(nested_of(found)->get_buffer());
+    nested_of(self)->get_buffer().copy_(nested_of(result)->get_buffer());
   } else if (self.layout() == at::kSparse) {
-    auto *to = coo_of(self), *from = coo_of(found);
+    auto *to = coo_of(self), *from = coo_of(result);
     if (in_parts) to->values().copy_(from->values());
     else {
-      to->resize_(from->sparse_dim(), from->dense_dim(), found.sizes());
+      to->resize_(from->sparse_dim(), from->dense_dim(), result.sizes());
       to->set_indices_and_values_unsafe(from->indices(), from->values());
     }
     to->set_coalesced(from->coalesced());
-  } else if (in_parts) compressed_of(self)->values().copy_(compressed_of(found)->values());
+  } else if (in_parts) compressed_of(self)->values().copy_(compressed_of(result)->values());
   else {
-    const auto* from = compressed_of(found);
-    compressed_of(self)->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), found.sizes());
+    const auto* from = compressed_of(result);
+    compressed_of(self)->set_member_tensors(from->compressed_indices(), from->plain_indices(), from->values(), result.sizes());
   }
 }
 
-// Every operator on such tensors, and those on others that make one.
+// Kernel of every operator that takes or returns such a tensor.
 inline void composed(const c10::OperatorHandle& op, Stack* stack) {
   static const auto call = c10::Dispatcher::singleton().findSchemaOrThrow("edge_offload::composed", "");
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size(), first = stack->size() - count;
   check_version(op);
-  Apart apart(op);
+  ArgumentDivider divider(op);
   std::vector<IValue> written;
   for (size_t i = 0; i < count; ++i) {
     const auto* alias = schema.arguments()[i].alias_info();
     if (alias && alias->isWrite()) written.push_back((*stack)[first + i]);
-    apart.argument((*stack)[first + i]);
+    divider.argument((*stack)[first + i]);
   }
-  apart.end();
-  Stack inner{std::move(apart.parts), std::move(apart.integers), std::move(apart.text)};
+  divider.end();
+  Stack inner{std::move(divider.parts), std::move(divider.integers), std::move(divider.text)};
   call.redispatchBoxed(c10::DispatchKeySet(kKey), &inner);
-  Together together(inner.back().toTensorVector());
+  ResultJoiner joiner(inner.back().toTensorVector());
   torch::jit::drop(*stack, count);
   for (const auto& v : written) {
-    const bool in_parts = together.number() != 0;
-    become(v.toTensor(), together.value().toTensor(), in_parts);
+    const bool in_parts = joiner.number() != 0;
+    become(v.toTensor(), joiner.value().toTensor(), in_parts);
   }
-  for (size_t i = 0; i < schema.returns().size(); ++i) stack->push_back(written.empty() ? together.value() : written.at(i));
+  for (size_t i = 0; i < schema.returns().size(); ++i) stack->push_back(written.empty() ? joiner.value() : written.at(i));
 }
 
-// What only looks at the parts: torch's own code for the host does not care where they are.
+// Kernel of operators that only access the parts: torch's code for the host works for any device.
 template <c10::DispatchKey kHost>
 void as_on_host(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(kHost), stack); }
 
-// Operators on tensors of the device that make one; and some that do not look at their arguments, which composed.py does.
+// Operators on tensors of the device that return one, and some that do not check their arguments (composed.py does).
 inline bool sent_composed(const std::string& name) {
   static const std::unordered_set<std::string> names = {"_nested_tensor_from_mask", "_nested_from_padded", "_log_softmax_backward_data",
       "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"};

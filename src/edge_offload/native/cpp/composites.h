@@ -1,4 +1,4 @@
-// Operators that torch makes of others, and by another way on a GPU than on a CPU: they are recorded whole, so that who
+// Operators that torch composes of others, differently on a GPU and on a CPU: they are recorded as one call, so that who
 // computes them goes its own way. Results lie as a GPU's would; where gradients are wanted, the parts are recorded.
 #pragma once
 #include "dispatch.h"
@@ -10,7 +10,7 @@
 
 namespace edge_offload {
 
-inline const std::vector<std::string>& whole() {
+inline const std::vector<std::string>& recorded_whole() {
   static const std::vector<std::string> names = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
       "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
       "softmax.int", "log_softmax.int", "dropout", "dropout_", "ctc_loss.Tensor", "ctc_loss.IntList", "group_norm",

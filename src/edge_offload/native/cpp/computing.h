@@ -16,10 +16,10 @@ struct Facts {  // of an operator, worked out once
   c10::SmallVector<uint32_t, 2> written;   // arguments that are written
 };
 inline const Facts& facts_of(const c10::OperatorHandle& op) {
-  static thread_local std::unordered_map<const c10::FunctionSchema*, Facts> known;
+  static thread_local std::unordered_map<const c10::FunctionSchema*, Facts> cache;
   const auto& schema = op.schema();
-  auto found = known.find(&schema);
-  if (found != known.end()) return found->second;
+  auto cached = cache.find(&schema);
+  if (cached != cache.end()) return cached->second;
   Facts facts;
   facts.random = op.hasTag(at::Tag::nondeterministic_seeded);
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
@@ -32,7 +32,7 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
   facts.steps = facts.writes && (name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_fused_", 0) == 0 || name == "aten::addcdiv_" || name == "aten::add_");
   if (schema.name() == "aten::native_batch_norm" || schema.name() == "aten::batch_norm" || schema.name() == "aten::instance_norm")
     facts.statistics = 3;
-  return known.emplace(&schema, std::move(facts)).first->second;
+  return cache.emplace(&schema, std::move(facts)).first->second;
 }
 
 // Whether nobody else holds a result of the host or its memory.
@@ -116,20 +116,20 @@ class Computing {
   }
 
   // The device tensor that a result of the host is; `outs`: what it is to the tensors of the call.
-  Tensor wrap(const Tensor& found, bool in_segment, std::vector<Out>* outs = nullptr) {
+  Tensor wrap(const Tensor& result, bool in_segment, std::vector<Out>* outs = nullptr) {
     Out out;
-    if (!found.defined()) { if (outs) outs->push_back(out); return Tensor(); }
+    if (!result.defined()) { if (outs) outs->push_back(out); return Tensor(); }
     int number = 0;
     for (const auto& operand : operands_) {
-      if (operand.host.is_same(found)) {
-        if (outs) { fill(out, found); out.kind = Out::kArgument; out.ref = number; outs->push_back(std::move(out)); }
+      if (operand.host.is_same(result)) {
+        if (outs) { fill(out, result); out.kind = Out::kArgument; out.ref = number; outs->push_back(std::move(out)); }
         return operand.device;
       }
       ++number;
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(!found.is_nested() && found.layout() == at::kStrided && found.has_storage() && found.device().is_cpu() && !found.is_quantized(),
-                                "a ", found.toString(), " result of ", op_.schema().name(), " is not supported on the device (edge_offload)");
-    Tensor host = found;
+    TORCH_CHECK_NOT_IMPLEMENTED(!result.is_nested() && result.layout() == at::kStrided && result.has_storage() && result.device().is_cpu() && !result.is_quantized(),
+                                "a ", result.toString(), " result of ", op_.schema().name(), " is not supported on the device (edge_offload)");
+    Tensor host = result;
     for (const auto& mine : hosts_)  // the program's own memory is not the device's
       if (mine.unsafeGetStorageImpl() == host.storage().unsafeGetStorageImpl()) { host = host.clone(); break; }
     c10::Storage storage;

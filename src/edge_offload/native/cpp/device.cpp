@@ -113,9 +113,9 @@ int install(py::object handler) {
   library->impl("_unsafe_view", &unsafe_view);
   std::unordered_map<c10::DispatchKey, torch::Library*> libraries{{kKey, library}};
   const auto library_of = [&](c10::DispatchKey key) -> torch::Library& {
-    auto& found = libraries[key];
-    if (!found) found = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    return *found;
+    auto& entry = libraries[key];
+    if (!entry) entry = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    return *entry;
   };
   const auto typed = s.here ? put_typed(*library) : std::unordered_set<std::string>();
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -145,7 +145,7 @@ int install(py::object handler) {
     ++registered;
   }
   auto& above = library_of(c10::DispatchKey::AutogradCUDA);
-  for (const auto& name : whole())
+  for (const auto& name : recorded_whole())
     if (dispatcher.findSchema({"aten::" + name.substr(0, name.find('.')), name.find('.') == std::string::npos ? "" : name.substr(name.find('.') + 1)})) {
       above.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&whole_or_parts>());
       if (typed.count(name)) continue;
@@ -190,8 +190,8 @@ py::object memory(uint64_t id) {
   c10::Storage storage;
   {
     std::lock_guard<std::mutex> hold(s.deaths);
-    const auto found = s.listed.find(id);
-    if (found != s.listed.end()) storage = found->second->memory;
+    const auto match = s.listed.find(id);
+    if (match != s.listed.end()) storage = match->second->memory;
   }
   if (!storage) return py::none();
   const int64_t bytes = storage.nbytes();
@@ -241,8 +241,8 @@ std::vector<uint32_t> foretell(const py::list& calls) {
     const Entry& like = *s.by_index.at(call[0].cast<uint32_t>());
     TORCH_CHECK(like.name.rfind("edge::", 0) != 0, "edge_offload: ", like.name, " is no operator");
     const std::string key = like.key.substr(0, sizeof(void*)) + call[1].cast<std::string>();
-    auto found = s.entries.find(key);
-    auto* entry = found != s.entries.end() ? found->second.get() : intern(key, like.name);
+    auto match = s.entries.find(key);
+    auto* entry = match != s.entries.end() ? match->second.get() : intern(key, like.name);
     if (!entry->dynamic && (!entry->known || (entry->claimed && !entry->compared))) {
       const c10::FunctionSchema* schema = nullptr;  // what the key of an operator begins with
       std::memcpy(&schema, key.data(), sizeof(schema));

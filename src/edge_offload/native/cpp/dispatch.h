@@ -47,10 +47,10 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
       else if (s.trusted.count(&schema)) {
         returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
         here = true;
-      } else if (const auto found = s.exact.find(&schema); found != s.exact.end()) {
+      } else if (const auto match = s.exact.find(&schema); match != s.exact.end()) {
         const auto layouts = layouts_needed(key);
         for (int way = 0; way < kWays && !here; ++way)
-          here = (found->second[way] & layouts) == layouts && work_out(op, *stack, first, key, way, &returns);
+          here = (match->second[way] & layouts) == layouts && work_out(op, *stack, first, key, way, &returns);
       }
       if (!here && !s.survey) here = supposed.work_out(op, *stack, first, key, &returns);
     }
@@ -75,11 +75,11 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   surveyed.judge(returns);
   supposed.judge(returns);
   give_results(returns, key, stack, arguments, false);
-  const int64_t bytes = new_bytes(returns), held = s.taken - s.given;
+  const int64_t bytes = new_bytes(returns), in_use = s.taken - s.given;
   if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->known = true; }  // else it was forgotten
-  if (held <= s.room.limit) return;
+  if (in_use <= s.room.limit) return;
   torch::jit::drop(*stack, schema.returns().size());  // the server knows of what is dropped here
-  s.room.refuse(bytes, held - bytes);
+  s.room.refuse(bytes, in_use - bytes);
 }
 
 }  // namespace edge_offload

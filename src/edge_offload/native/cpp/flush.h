@@ -85,12 +85,12 @@ inline void flush(Reason reason, Use use) {
   auto& s = state();
   Ended ended;
   py::gil_scoped_acquire gil;
-  Told told(ended);
+  Told report(ended);
   Busy busy;
   py::object result;
   try {
     result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
-        ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, ended.segment.calls);
+        ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, ended.segment.calls);
   } catch (...) {
     s.compared.recent.clear();  // some of it may not be there
     throw;
@@ -103,18 +103,18 @@ inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }
 // told first where it is in the way.
 inline void check_room(int64_t bytes) {
   auto& s = state();
-  const int64_t held = s.taken - s.given;
-  if (bytes > s.mark - held && bytes > s.room.limit - held) s.room.refuse(bytes, held);
-  if (!s.here && bytes > s.room.limit - held - s.room.untold && !s.pending.words.empty()) flush(kAsync);
+  const int64_t in_use = s.taken - s.given;
+  if (bytes > s.mark - in_use && bytes > s.room.limit - in_use) s.room.refuse(bytes, in_use);
+  if (!s.here && bytes > s.room.limit - in_use - s.room.untold && !s.pending.words.empty()) flush(kAsync);
 }
 
 inline void announce_if_complete() {
   auto& s = state();
   if (s.expected < 0) return;
-  const auto& known = *s.known[s.expected];
+  const auto& announced = *s.known[s.expected];
   const auto& words = s.pending.words;
-  if (s.pending.payloads.size() != s.expected_payloads || words.size() > known.words.size() ||
-      !std::equal(words.begin(), words.end(), known.words.begin()))
+  if (s.pending.payloads.size() != s.expected_payloads || words.size() > announced.words.size() ||
+      !std::equal(words.begin(), words.end(), announced.words.begin()))
     return;
   s.expected = -1;
   py::gil_scoped_acquire gil;
@@ -122,7 +122,7 @@ inline void announce_if_complete() {
   for (auto value : s.pending.live) live.append(value);
   for (auto& payload : s.pending.payloads) payloads.append(py::cast(payload));
   Busy busy;
-  py::reinterpret_borrow<py::object>(s.handler).attr("announce")(known.id, s.pending.base, live, payloads);
+  py::reinterpret_borrow<py::object>(s.handler).attr("announce")(announced.id, s.pending.base, live, payloads);
 }
 
 inline void after_call() {

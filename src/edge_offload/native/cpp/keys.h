@@ -67,7 +67,7 @@ class Key {
     auto* implementation = t.storage().unsafeGetStorageImpl();
     const auto sizes = t.sizes(), strides = t.strides();
     const size_t dims = sizes.size();
-    const int64_t offset = t.storage_offset(), held = implementation->nbytes();
+    const int64_t offset = t.storage_offset(), storage_bytes = implementation->nbytes();
     char* at = room(4 + 16 * dims + 16);  // most of the bytes of most keys: written in one go
     *at++ = 'T';
     *at++ = static_cast<char>(t.scalar_type());
@@ -76,7 +76,7 @@ class Key {
     for (size_t i = 0; i < dims; ++i, at += 8) std::memcpy(at, &sizes[i], 8);
     for (size_t i = 0; i < dims; ++i, at += 8) std::memcpy(at, &strides[i], 8);
     std::memcpy(at, &offset, 8);
-    std::memcpy(at + 8, &held, 8);
+    std::memcpy(at + 8, &storage_bytes, 8);
     storage(implementation);
     tensors.push_back(&t);
   }

@@ -47,17 +47,17 @@ inline void look(Context* context, const Tensor& host) {
   auto& s = state();
   for (const auto& use : s.uses) if (use.id == context.id) return;
   const auto bytes = static_cast<int64_t>(mine->storage().nbytes()), item = static_cast<int64_t>(mine->dtype().itemsize());
-  auto whole = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(mine->storage()), c10::DispatchKeySet(kKey), mine->dtype());
+  auto flat = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(mine->storage()), c10::DispatchKeySet(kKey), mine->dtype());
   if (mine->is_non_overlapping_and_dense() && mine->storage_offset() == 0 && mine->numel() * item == bytes)
-    whole.unsafeGetTensorImpl()->set_sizes_and_strides(mine->sizes(), mine->strides());
+    flat.unsafeGetTensorImpl()->set_sizes_and_strides(mine->sizes(), mine->strides());
   else
-    whole.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef(bytes / item));
+    flat.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef(bytes / item));
   Key key(kDownload);
-  key.tensor(whole);
+  key.tensor(flat);
   Tensor value;
   if (s.keep && context.memory) {  // nothing has written to it since the cut: this is the first that names it
     auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(context.memory), c10::DispatchKeySet(c10::DispatchKey::CPU), mine->dtype());
-    host.unsafeGetTensorImpl()->set_sizes_and_strides(whole.sizes(), whole.strides());
+    host.unsafeGetTensorImpl()->set_sizes_and_strides(flat.sizes(), flat.strides());
     value = host.clone(at::MemoryFormat::Contiguous);
   }
   s.uses.push_back({context.id, context.canonical, special(kDownload, key)->index, value});
@@ -119,9 +119,9 @@ inline at::Generator generator_of(int64_t number) {
   static auto* lock = new std::mutex;
   static auto* generators = new std::unordered_map<int64_t, at::Generator>;
   std::lock_guard<std::mutex> hold(*lock);
-  auto& found = (*generators)[number];
-  if (!found.defined()) found = at::detail::createCPUGenerator();
-  return found;
+  auto& generator = (*generators)[number];
+  if (!generator.defined()) generator = at::detail::createCPUGenerator();
+  return generator;
 }
 inline Tensor state_of(at::Generator generator) {
   std::lock_guard<std::mutex> hold(generator.mutex());

@@ -59,7 +59,7 @@ struct Call {
   std::vector<Several> lists;
   std::vector<Integer> integers;
   std::vector<New> made;
-  std::vector<Told> told;
+  std::vector<Told> reported;
   bool tells, final;
   std::vector<int> done, dropped, references;
   int index, upload, position;
@@ -67,9 +67,9 @@ struct Call {
 };
 
 std::vector<int> numbers(const py::handle& items) {
-  std::vector<int> found;
-  for (auto item : items) found.push_back(item.cast<int>());
-  return found;
+  std::vector<int> values;
+  for (auto item : items) values.push_back(item.cast<int>());
+  return values;
 }
 int64_t at_least_zero(int64_t value) {
   if (value < 0) throw Unfit(kMalformed, "a node asks for a negative size, stride or offset");
@@ -83,10 +83,10 @@ std::string written(c10::IntArrayRef sizes) {
 }
 c10::OperatorHandle operator_of(const std::string& name) {
   const auto dot = name.find('.', name.find("::") + 2);
-  const auto found = c10::Dispatcher::singleton().findSchema(
+  const auto handle = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
-  if (!found) throw NotHere(name);
-  return *found;
+  if (!handle) throw NotHere(name);
+  return *handle;
 }
 
 // What the host reads: a copy of its own, dense.
@@ -97,8 +97,8 @@ Tensor host_copy(const Tensor& tensor) {
 Tensor copy_of(const Tensor& tensor) {
   const auto& storage = tensor.storage();
   const auto bytes = static_cast<int64_t>(storage.nbytes());
-  auto whole = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
-  return whole.set_(storage, 0, {bytes}, {1}).clone();
+  auto flat = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+  return flat.set_(storage, 0, {bytes}, {1}).clone();
 }
 // Some tensor in the storage of a slot: one that it has, which is most often so, or one that it makes.
 Tensor tensor_in(const py::object& slot) {
@@ -107,9 +107,9 @@ Tensor tensor_in(const py::object& slot) {
   const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), has));
   if (given && THPVariable_Check(given.ptr())) return THPVariable_Unpack(given.ptr());
   if (!given) PyErr_Clear();
-  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
-  if (!found) throw py::error_already_set();
-  return THPVariable_Unpack(found.ptr());
+  const auto attribute = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
+  if (!attribute) throw py::error_already_set();
+  return THPVariable_Unpack(attribute.ptr());
 }
 // Address and size of the storages of `slots` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
 py::bytes addresses(const py::dict& slots, const std::vector<int64_t>& live) {
@@ -127,7 +127,7 @@ py::bytes addresses(const py::dict& slots, const std::vector<int64_t>& live) {
   return py::bytes(packed);
 }
 py::list described(const Tensor& tensor, int kind, int reference) {
-  py::list sizes, strides, found, item;
+  py::list sizes, strides, entry, item;
   for (auto size : tensor.sizes()) sizes.append(size);
   for (auto stride : tensor.strides()) strides.append(stride);
   item.append(kind);
@@ -138,9 +138,9 @@ py::list described(const Tensor& tensor, int kind, int reference) {
   item.append(strides);
   item.append(tensor.storage_offset());
   item.append(static_cast<int64_t>(tensor.storage().nbytes()));
-  found.append("t");
-  found.append(item);
-  return found;
+  entry.append("t");
+  entry.append(item);
+  return entry;
 }
 
 class Node {
@@ -179,7 +179,7 @@ class Node {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
-    py::dict told;
+    py::dict reported;
     int64_t kept = 0;
     py::object results = py::none(), read = py::none(), failed = py::none();
     py::buffer_info memory;
@@ -187,17 +187,17 @@ class Node {
     int index = -1;
     const std::vector<Call::New> no_results;
     try {
-      std::vector<py::object> held(places_);  // slots by place, as far as there are any
+      std::vector<py::object> place_slots(places_);  // slots by place, as far as there are any
       for (size_t i = 0; i < live_.size(); ++i) {
         const auto number = live.at(i);
-        const auto found = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
-        PyObject* slot = PyDict_GetItemWithError(slots.ptr(), found.ptr());
+        const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
+        PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
         if (!slot) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
-        held[live_[i]] = py::reinterpret_borrow<py::object>(slot);
-        now.places[live_[i]] = tensor_in(held[live_[i]]);
+        place_slots[live_[i]] = py::reinterpret_borrow<py::object>(slot);
+        now.places[live_[i]] = tensor_in(place_slots[live_[i]]);
       }
       for (auto number : written_)
-        if (save && held[number]) saved.append(py::make_tuple(held[number], copy_of(now.places[number])));
+        if (save && place_slots[number]) saved.append(py::make_tuple(place_slots[number], copy_of(now.places[number])));
       const py::gil_scoped_release unlocked;  // a server's other threads answer while kernels run
       for (const auto& call : calls_) {
         if (memory.ptr) leave_name(call.name, memory);
@@ -219,7 +219,7 @@ class Node {
           index = call.index;
           py::dict operands;
           for (auto number : call.references) {
-            if (held[number]) operands[py::int_(number)] = held[number];
+            if (place_slots[number]) operands[py::int_(number)] = place_slots[number];
             else if (now.places[number].defined()) operands[py::int_(number)] = py::cast(now.places[number]);
           }
           const auto counted = std::exchange(kept, 0);
@@ -230,8 +230,8 @@ class Node {
           for (auto item : py::cast<py::dict>(answer[0])) {
             const auto number = item.first.cast<int>();
             if (number < 0 || number >= places_) continue;  // nobody uses it
-            held[number] = py::reinterpret_borrow<py::object>(item.second);
-            now.places[number] = tensor_in(held[number]);
+            place_slots[number] = py::reinterpret_borrow<py::object>(item.second);
+            now.places[number] = tensor_in(place_slots[number]);
           }
         } else {
           const auto& tensor = now.registers[call.holes[0].reg];
@@ -253,29 +253,29 @@ class Node {
               PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
           if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
           created.append(number);
-          if (left_to_session_) held[item.place] = slot;
+          if (left_to_session_) place_slots[item.place] = slot;
           const auto bytes = static_cast<int64_t>(place.storage().nbytes());
           now.room -= bytes;
           kept += bytes;
         }
         if (call.tells && call.how != kSession) {
           const py::gil_scoped_acquire gil;
-          py::list found;
+          py::list description;
           int output = 0;
-          for (const auto& item : call.told) {
-            found.append(described(item.reg < 0 ? now.result(output) : now.registers[item.reg], item.kind, item.reference));
+          for (const auto& item : call.reported) {
+            description.append(described(item.reg < 0 ? now.result(output) : now.registers[item.reg], item.kind, item.reference));
             ++output;
           }
-          if (call.final) results = found;
-          else told[py::int_(call.index)] = found;
+          if (call.final) results = description;
+          else reported[py::int_(call.index)] = description;
         }
         now.stack.clear();
         for (auto number : call.done) now.registers[number] = Tensor();
         for (auto number : call.dropped) {
           now.places[number] = Tensor();
-          if (!held[number]) continue;
+          if (!place_slots[number]) continue;
           const py::gil_scoped_acquire gil;
-          held[number] = py::object();
+          place_slots[number] = py::object();
         }
       }
     } catch (const Unfit& error) {
@@ -286,7 +286,7 @@ class Node {
       if (!raised.matches(PyExc_Exception)) throw raised;
       failed = py::make_tuple(index, raised.value());
     }
-    return py::make_tuple(created, kept, saved, told, results, read, failed);
+    return py::make_tuple(created, kept, saved, reported, results, read, failed);
   }
 
  private:
@@ -301,18 +301,18 @@ class Node {
 
     // The storage of `place` in a layout: what a kernel returned, if it lies so.
     Tensor view(int place, int number) {
-      const auto& found = places[place];
-      if (!found.defined()) throw Unfit(kMalformed, "a node uses value " + std::to_string(place) + " before it exists");
-      const auto& known = node.layouts_[number];
-      c10::SmallVector<int64_t, 6> sizes(known.sizes.begin(), known.sizes.end()), strides(known.strides.begin(), known.strides.end());
-      int64_t offset = known.offset;
-      for (const auto& hole : known.holes)
+      const auto& tensor = places[place];
+      if (!tensor.defined()) throw Unfit(kMalformed, "a node uses value " + std::to_string(place) + " before it exists");
+      const auto& layout = node.layouts_[number];
+      c10::SmallVector<int64_t, 6> sizes(layout.sizes.begin(), layout.sizes.end()), strides(layout.strides.begin(), layout.strides.end());
+      int64_t offset = layout.offset;
+      for (const auto& hole : layout.holes)
         (hole.field == kSize ? sizes[hole.dimension] : hole.field == kStride ? strides[hole.dimension] : offset) = at_least_zero(value(hole.value));
-      const bool plain = found.scalar_type() == known.dtype && !found.is_conj() && !found.is_neg();
-      if (plain && found.storage_offset() == offset && found.sizes() == c10::IntArrayRef(sizes) && found.strides() == c10::IntArrayRef(strides))
-        return found;
-      const auto& storage = found.storage();
-      const auto itemsize = static_cast<int64_t>(c10::elementSize(known.dtype));
+      const bool plain = tensor.scalar_type() == layout.dtype && !tensor.is_conj() && !tensor.is_neg();
+      if (plain && tensor.storage_offset() == offset && tensor.sizes() == c10::IntArrayRef(sizes) && tensor.strides() == c10::IntArrayRef(strides))
+        return tensor;
+      const auto& storage = tensor.storage();
+      const auto itemsize = static_cast<int64_t>(c10::elementSize(layout.dtype));
       __int128 last = offset;
       bool empty = false;
       for (size_t i = 0; i < sizes.size(); ++i) {
@@ -322,8 +322,8 @@ class Node {
       }
       if (!empty && (last + 1) * itemsize > static_cast<__int128>(storage.nbytes()))
         throw Unfit(kUnfit, "a tensor of " + written(sizes) + " reaches beyond its storage of " + std::to_string(storage.nbytes()) + " bytes");
-      const auto key = c10::computeDispatchKey(known.dtype, c10::kStrided, found.device());
-      auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(known.dtype));
+      const auto key = c10::computeDispatchKey(layout.dtype, c10::kStrided, tensor.device());
+      auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(layout.dtype));
       made.unsafeGetTensorImpl()->set_sizes_and_strides(c10::IntArrayRef(sizes), c10::IntArrayRef(strides), offset);
       return made;
     }
@@ -361,88 +361,88 @@ class Node {
     }
 
     const Tensor& result(int output) const {
-      const auto& found = stack.at(output);
-      TORCH_CHECK(found.isTensor() && found.toTensor().defined(), "edge_offload: a kernel returned no tensor where it always did");
-      return found.toTensor();
+      const auto& result = stack.at(output);
+      TORCH_CHECK(result.isTensor() && result.toTensor().defined(), "edge_offload: a kernel returned no tensor where it always did");
+      return result.toTensor();
     }
   };
 
   static Layout layout(const py::tuple& item) {
-    const auto known = py::cast<py::tuple>(item[0]);
-    if (known[1].cast<int>() != 0) throw NotHere("a conjugated or negated view");
-    Layout found{static_cast<at::ScalarType>(known[0].cast<int>()), known[2].cast<std::vector<int64_t>>(), known[3].cast<std::vector<int64_t>>(),
-                 known[4].cast<int64_t>(), {}};
-    for (auto size : found.sizes) if (size < 0) throw NotHere("a negative size");
-    for (auto stride : found.strides) if (stride < 0) throw NotHere("a negative stride");
-    if (found.offset < 0 || found.sizes.size() != found.strides.size()) throw NotHere("a layout that is none");
+    const auto fields = py::cast<py::tuple>(item[0]);
+    if (fields[1].cast<int>() != 0) throw NotHere("a conjugated or negated view");
+    Layout layout{static_cast<at::ScalarType>(fields[0].cast<int>()), fields[2].cast<std::vector<int64_t>>(), fields[3].cast<std::vector<int64_t>>(),
+                 fields[4].cast<int64_t>(), {}};
+    for (auto size : layout.sizes) if (size < 0) throw NotHere("a negative size");
+    for (auto stride : layout.strides) if (stride < 0) throw NotHere("a negative stride");
+    if (layout.offset < 0 || layout.sizes.size() != layout.strides.size()) throw NotHere("a layout that is none");
     for (auto hole : item[1]) {
       const auto facts = numbers(hole);
-      if (facts[0] != kOffset && facts[1] >= static_cast<int>(found.sizes.size())) throw NotHere("a hole outside its layout");
-      found.holes.push_back({facts[0], facts[1], facts[2]});
+      if (facts[0] != kOffset && facts[1] >= static_cast<int>(layout.sizes.size())) throw NotHere("a hole outside its layout");
+      layout.holes.push_back({facts[0], facts[1], facts[2]});
     }
-    return found;
+    return layout;
   }
 
   Call call(const py::handle& op) {
-    Call found;
-    found.how = op.attr("how").cast<int>();
-    if (found.how > kSession) throw NotHere("a kind of call that is not known here");
-    found.position = static_cast<int>(calls_.size());
-    found.references = numbers(op.attr("references"));
-    for (auto number : found.references) places_ = std::max(places_, place(number) + 1);
-    left_to_session_ = left_to_session_ || found.how == kSession;
-    found.name = op.attr("entry").attr("name").cast<std::string>();
+    Call call;
+    call.how = op.attr("how").cast<int>();
+    if (call.how > kSession) throw NotHere("a kind of call that is not known here");
+    call.position = static_cast<int>(calls_.size());
+    call.references = numbers(op.attr("references"));
+    for (auto number : call.references) places_ = std::max(places_, place(number) + 1);
+    left_to_session_ = left_to_session_ || call.how == kSession;
+    call.name = op.attr("entry").attr("name").cast<std::string>();
     for (auto item : op.attr("fetched")) {
       const auto facts = numbers(item);
       check(facts[0], registers_);
       places_ = std::max(places_, place(facts[1]) + 1);
       check(facts[2], layouts_.size());
-      found.fetched.push_back({facts[0], facts[1], facts[2]});
+      call.fetched.push_back({facts[0], facts[1], facts[2]});
     }
     for (auto item : op.attr("holes")) {
       const auto facts = numbers(item);
       check(facts[1], registers_);
-      found.holes.push_back({facts[0], facts[1]});
+      call.holes.push_back({facts[0], facts[1]});
     }
     for (auto item : op.attr("integers")) {
       const auto facts = numbers(item);
-      found.integers.push_back({facts[0], facts[1], facts[2]});
+      call.integers.push_back({facts[0], facts[1], facts[2]});
     }
     for (auto item : op.attr("new")) {
       const auto facts = numbers(item);
       places_ = std::max(places_, place(facts[1]) + 1);
-      found.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
+      call.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
     }
-    const py::object told = op.attr("told");
-    found.tells = !told.is_none();
-    if (found.tells) {
-      for (auto item : told) {
+    const py::object reported = op.attr("told");
+    call.tells = !reported.is_none();
+    if (call.tells) {
+      for (auto item : reported) {
         const auto facts = numbers(item);
         if (facts[2] >= 0) check(facts[2], registers_);
-        found.told.push_back({facts[0], facts[1], facts[2]});
+        call.reported.push_back({facts[0], facts[1], facts[2]});
       }
     }
-    found.final = op.attr("final").cast<bool>();
-    found.done = numbers(op.attr("done"));
-    found.dropped = numbers(op.attr("dropped"));
-    for (auto number : found.done) check(number, registers_);
-    for (auto number : found.dropped) check(number, places_);
-    found.index = op.attr("call").cast<int>();
-    found.upload = op.attr("upload").cast<int>();
-    if (found.how == kKernel) arguments(op, found);
-    else if (found.how == kAllocation) found.arguments.push_back(op.attr("arguments").cast<py::list>()[0].cast<int64_t>());
-    return found;
+    call.final = op.attr("final").cast<bool>();
+    call.done = numbers(op.attr("done"));
+    call.dropped = numbers(op.attr("dropped"));
+    for (auto number : call.done) check(number, registers_);
+    for (auto number : call.dropped) check(number, places_);
+    call.index = op.attr("call").cast<int>();
+    call.upload = op.attr("upload").cast<int>();
+    if (call.how == kKernel) arguments(op, call);
+    else if (call.how == kAllocation) call.arguments.push_back(op.attr("arguments").cast<py::list>()[0].cast<int64_t>());
+    return call;
   }
 
   // The arguments of a kernel, and what may be put into them.
-  void arguments(const py::handle& op, Call& found) {
-    found.op = operator_of(found.name);
-    const auto& schema = found.op->schema();
+  void arguments(const py::handle& op, Call& call) {
+    call.op = operator_of(call.name);
+    const auto& schema = call.op->schema();
     torch::jit::ToIValueAllowNumbersAsTensors numbers_too(true);
     const auto positional = op.attr("arguments").cast<py::list>();
     const auto named = op.attr("named").cast<py::dict>();
     std::vector<int> filled;
-    for (const auto& hole : found.holes) filled.push_back(hole.position);
+    for (const auto& hole : call.holes) filled.push_back(hole.position);
     for (auto item : op.attr("lists")) {
       const auto pair = py::cast<py::tuple>(item);
       Call::Several several{pair[0].cast<int>(), false, numbers(pair[1])};
@@ -454,24 +454,24 @@ class Node {
       several.optional = list->getElementType()->kind() == c10::TypeKind::OptionalType;
       if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw NotHere("a list with a gap");
       filled.push_back(several.position);
-      found.lists.push_back(std::move(several));
+      call.lists.push_back(std::move(several));
     }
     for (size_t i = 0; i < schema.arguments().size(); ++i) {
-      if (std::count(filled.begin(), filled.end(), static_cast<int>(i))) { found.arguments.emplace_back(); continue; }
+      if (std::count(filled.begin(), filled.end(), static_cast<int>(i))) { call.arguments.emplace_back(); continue; }
       const auto& argument = schema.arguments()[i];
       py::object given;
       if (i < positional.size()) given = positional[i];
       else if (named.contains(argument.name())) given = named[argument.name().c_str()];
       else throw NotHere("an argument is missing");
       try {
-        found.arguments.push_back(torch::jit::toIValue(given, argument.type(), argument.N()));
+        call.arguments.push_back(torch::jit::toIValue(given, argument.type(), argument.N()));
       } catch (const std::exception&) {
         throw NotHere("an argument of another kind");
       }
     }
-    for (const auto& item : found.integers) {
-      check(item.position, found.arguments.size());
-      const auto& argument = found.arguments[item.position];
+    for (const auto& item : call.integers) {
+      check(item.position, call.arguments.size());
+      const auto& argument = call.arguments[item.position];
       if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw NotHere("a number that is no integer to the kernel");
     }
   }

@@ -1,4 +1,4 @@
-// The results of a call, made from metadata that is known.
+// Makes the results of a call from cached metadata.
 #pragma once
 #include "storage.h"
 

@@ -24,7 +24,7 @@ inline std::string in_units(int64_t bytes) {
   throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "CUDA out of memory. " + why);
 }
 
-// What is known of it that not every call touches.
+// Facts that not every call accesses.
 struct Room {
   std::atomic<int64_t> limit{std::numeric_limits<int64_t>::max()};  // bytes that the program may hold at most
   std::atomic<int64_t> peak{0};    // ... and held at most
@@ -32,16 +32,16 @@ struct Room {
   std::atomic<uint64_t> refused{0};
   std::atomic<int64_t> untold{0};  // bytes that it dropped and a server has not heard of
 
-  [[noreturn, gnu::noinline, gnu::cold]] void refuse(int64_t wanted, int64_t held) {
+  [[noreturn, gnu::noinline, gnu::cold]] void refuse(int64_t wanted, int64_t in_use) {
     ++refused;
     out_of_memory("Tried to allocate " + in_units(wanted) + ". GPU 0 has a total capacity of " + in_units(limit) + " of which " +
-                  in_units(std::max<int64_t>(0, limit - held)) +
+                  in_units(std::max<int64_t>(0, limit - in_use)) +
                   " is free; free tensors, or give the program more: edge-offload serve --device-memory-mb (edge_offload)");
   }
   // The program holds more than ever: up to here nobody need look. What is computed here is refused when it turns out to be too much.
-  [[gnu::noinline, gnu::cold]] int64_t reached(int64_t now, uint32_t held, bool here) {
+  [[gnu::noinline, gnu::cold]] int64_t reached(int64_t now, uint32_t count, bool here) {
     if (here && now > limit) refuse(now - limit, limit);
-    if (now > peak) { peak = now; storages = held; }
+    if (now > peak) { peak = now; storages = count; }
     return std::min(peak.load(), limit.load());
   }
 };

@@ -30,9 +30,9 @@ inline Layout layout_of(const Tensor& t) {
   return t.unsafeGetTensorImpl()->is_non_overlapping_and_dense() ? kDense : kGaps;
 }
 inline Layout layout_of(const Key& key) {
-  Layout found = kRows;
-  for (const auto* t : key.tensors) found = std::max(found, layout_of(*t));
-  return found;
+  Layout layout = kRows;
+  for (const auto* t : key.tensors) layout = std::max(layout, layout_of(*t));
+  return layout;
 }
 
 // Layouts in which a way must be right to be taken. Strides of single elements mean nothing, and kernels keep them or do
@@ -132,8 +132,8 @@ inline bool convolution(const Stack& stack, size_t first, std::vector<Return>& r
     out.sizes.erase(out.sizes.begin() + 2);
     out.strides.erase(out.strides.begin() + 2);
   }
-  const bool whole = backend == at::native::ConvBackend::Mkldnn || backend == at::native::ConvBackend::MkldnnTranspose;
-  return whole || groups == 1 || format == at::MemoryFormat::Contiguous;  // else groups are put together
+  const bool handles_groups = backend == at::native::ConvBackend::Mkldnn || backend == at::native::ConvBackend::MkldnnTranspose;
+  return handles_groups || groups == 1 || format == at::MemoryFormat::Contiguous;  // else groups are put together
 }
 inline bool batch_norm(const Stack& stack, size_t first, std::vector<Return>& returns) {
   const auto& input = stack[first].toTensor();
@@ -181,8 +181,8 @@ inline Rule rule_of(const c10::FunctionSchema& schema) {
       {"aten::group_norm", &as_suggested}, {"aten::upsample_nearest2d", &as_suggested}, {"aten::upsample_bilinear2d", &as_suggested},
       {"aten::upsample_bicubic2d", &as_suggested}, {"aten::upsample_nearest3d", &as_suggested},
       {"aten::upsample_trilinear3d", &as_suggested}, {"aten::_upsample_nearest_exact2d", &as_suggested}};
-  const auto found = schema.overload_name().empty() ? rules.find(schema.name()) : rules.end();
-  return found == rules.end() ? nullptr : found->second;
+  const auto rule = schema.overload_name().empty() ? rules.find(schema.name()) : rules.end();
+  return rule == rules.end() ? nullptr : rule->second;
 }
 
 // The results of a call, right where the table says so (State::exact); false if nothing can be said in this way.

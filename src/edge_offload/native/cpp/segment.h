@@ -37,8 +37,8 @@ inline Entry* lookup(const Key& key) {
   const auto bytes = key.view();
   Entry* before = s.last;
   if (before && before->next && std::string_view(before->next->key) == bytes) return s.last = before->next;
-  auto found = s.entries.find(bytes);
-  s.last = found == s.entries.end() ? nullptr : found->second.get();
+  auto match = s.entries.find(bytes);
+  s.last = match == s.entries.end() ? nullptr : match->second.get();
   if (before) before->next = s.last;
   return s.last;
 }
@@ -93,7 +93,7 @@ inline void note(const Entry* entry, const Key& key) {
   }
   if (segment.words.empty()) {
     segment.base = state().next_id;
-    if (state().here) segment.began = std::chrono::steady_clock::now();
+    if (state().here) segment.started_at = std::chrono::steady_clock::now();
   }
   word(entry->index);
   for (auto* storage : key.references) word(canonical(storage));

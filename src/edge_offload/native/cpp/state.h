@@ -1,4 +1,4 @@
-// What the device remembers: calls and what their results look like, storages, the pending segment, the known ones.
+// State of the device: calls and the metadata of their results, storages, the pending segment, and earlier segments.
 //
 // Locking: `State::calls` orders calls and is always taken before the GIL; `State::deaths` is a leaf, taken by
 // destructors of storages, which run wherever Python drops a tensor.
@@ -58,7 +58,7 @@ struct Entry {  // a distinct call: operator, arguments, metadata of its operand
   std::string name;
   std::string key;
   const c10::OperatorHandle* op = nullptr;
-  bool known = false;    // the metadata of its results is known
+  bool known = false;    // the metadata of its results is cached
   bool dynamic = false;  // ... and cannot be, because it depends on data
   bool claimed = false;  // ... was worked out here, and is checked by the server
   bool compared = false;  // ... or has been compared with what it said of the call
@@ -94,7 +94,7 @@ struct Segment {  // the pending one
   size_t payload_bytes = 0;
   uint64_t hash[2] = {0x9ae16a3b2f90404full, 0xc3a5c85c97cb3127ull};
   uint32_t calls = 0;
-  std::chrono::steady_clock::time_point began;
+  std::chrono::steady_clock::time_point started_at;
 };
 struct Known {  // a segment that has been defined
   uint32_t id;
@@ -191,7 +191,7 @@ struct Hold {
 };
 
 // Storages without bytes that empty tensors of this thread had, for others.
-inline std::array<c10::Storage, 3>& spares() { static thread_local std::array<c10::Storage, 3> found; return found; }
+inline std::array<c10::Storage, 3>& spares() { static thread_local std::array<c10::Storage, 3> storages; return storages; }
 
 inline uint32_t storages() { return static_cast<uint32_t>(state().next_id - 1) - state().gone; }  // that the program holds
 inline void hold_bytes(Context* context, int64_t bytes) {

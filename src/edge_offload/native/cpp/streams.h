@@ -81,8 +81,8 @@ class Streams {
       const auto finish = [&] {
         ++queue.done;
         for (const auto& one : next.uses) {
-          auto found = used_.find(one.storage().unsafeGetStorageImpl());
-          if (--found->second == 0) used_.erase(found);
+          auto use = used_.find(one.storage().unsafeGetStorageImpl());
+          if (--use->second == 0) used_.erase(use);
         }
       };
       try { BelowAll below; next.run(); } catch (...) { finish(); throw; }
@@ -189,7 +189,7 @@ inline void again(const c10::OperatorHandle& op, Stack* hosts) {
   in_host_memory([&] { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), hosts); });
 }
 
-// Queues a call; false where it cannot be known what it makes before it has run: then what is queued before it has been done.
+// Queues a call; returns false if its results are unknown before it has run: then all calls queued before it are done.
 inline bool queued(const c10::OperatorHandle& op, const Facts& facts, Stack* stack) {
   TORCH_CHECK(!state().lost, "CUDA error: unspecified launch failure (the device was lost on purpose; edge_offload)");
   const int64_t stream = Streams::current();

@@ -70,21 +70,21 @@ class Supposed {
     auto& s = state();
     if (!s.supposes || s.asked.count(&op.schema())) return false;
     form_ = form_of(key);
-    auto& known = s.supposed[form_];
+    auto& verdicts = s.supposed[form_];
     const int at_once = is_quantizing(op, stack, first) ? kWays : way_at_once(op, key);
     for (int way : {kRule, kNumbers, kMeta}) {
-      const bool supposed = way == at_once && known[way] != kWrong;
-      if ((known[way] != kRight && !supposed) || !edge_offload::work_out(op, stack, first, key, way, returns)) continue;
-      if (known[way] == kRight || is_in_place(op) || (*returns)[0].outs[0].kind == Out::kNew) return true;
+      const bool supposed = way == at_once && verdicts[way] != kWrong;
+      if ((verdicts[way] != kRight && !supposed) || !edge_offload::work_out(op, stack, first, key, way, returns)) continue;
+      if (verdicts[way] == kRight || is_in_place(op) || (*returns)[0].outs[0].kind == Out::kNew) return true;
     }
     for (int way = 0; way < kWays; ++way) told_[way] = edge_offload::work_out(op, stack, first, key, way, &guesses_[way]);
     return false;
   }
   void judge(const std::vector<Return>& returns) {
     if (form_.empty()) return;
-    auto& known = state().supposed[form_];
+    auto& verdicts = state().supposed[form_];
     for (int way = 0; way < kWays; ++way)
-      if (told_[way] && known[way] != kWrong) known[way] = same(guesses_[way], returns) ? kRight : kWrong;
+      if (told_[way] && verdicts[way] != kWrong) verdicts[way] = same(guesses_[way], returns) ? kRight : kWrong;
   }
 
  private:

@@ -16,7 +16,7 @@ inline bool same(const std::vector<Return>& a, const std::vector<Return>& b) {
   });
 }
 
-// What is worked out of one call, in each way; told of what the server says.
+// Predictions of one call, one per method; compared with the server's result.
 class Surveyed {
  public:
   void guess(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key) {
@@ -28,8 +28,8 @@ class Surveyed {
     if (name_.empty()) return;
     for (int way = 0; way < kWays; ++way) {
       if (!told_[way]) continue;
-      auto& found = state().surveyed[{name_, layout_, way}];
-      ++(same(guesses_[way], returns) ? found.first : found.second);
+      auto& counts = state().surveyed[{name_, layout_, way}];
+      ++(same(guesses_[way], returns) ? counts.first : counts.second);
     }
   }
 

@@ -137,8 +137,8 @@ class Typed<Op, Return(Args...)> {
     Entered entered;
     if (!entered.at_once || !Fits<Op>::now(args...)) return general(args...);
     const Tensor* mine[kCount];
-    size_t found = 0;
-    (note(mine, found, args), ...);
+    size_t count = 0;
+    (note(mine, count, args), ...);
     optional<Tensor> hosts[kCount];
     Loan loan(mine, hosts, kCount);
     if (!loan.take()) return general(args...);
@@ -149,8 +149,8 @@ class Typed<Op, Return(Args...)> {
     return c10::impl::BoxedKernelWrapper<Return(Args...)>::call(kernel, op(), c10::DispatchKeySet(kKey), args...);
   }
   static const c10::OperatorHandle& op() {
-    static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    return found;
+    static const auto schema = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return schema;
   }
 
  private:
@@ -162,7 +162,7 @@ class Typed<Op, Return(Args...)> {
     return count;
   }
   template <typename T>
-  static void note(const Tensor** mine, size_t& found, const T& argument) { if constexpr (kIsTensor<T>) mine[found++] = operand(argument); }
+  static void note(const Tensor** mine, size_t& count, const T& argument) { if constexpr (kIsTensor<T>) mine[count++] = operand(argument); }
   template <size_t I, typename T>
   static decltype(auto) host(Loan& loan, T& argument) {
     if constexpr (std::is_same_v<std::decay_t<T>, Tensor>) return *loan.hosts[before(I)];
@@ -185,12 +185,12 @@ class Typed<Op, Return(Args...)> {
       return give(loan, in_host_memory([&] { return Op::redispatch(cpu, host<I>(loan, args)...); }));
     }
   }
-  static Tensor give(Loan& loan, Tensor&& found) { return is_fresh(found) ? give_fresh(std::move(found), false) : give_alias(op(), loan, found); }
+  static Tensor give(Loan& loan, Tensor&& result) { return is_fresh(result) ? give_fresh(std::move(result), false) : give_alias(op(), loan, result); }
   template <typename... T>
-  static std::tuple<T...> give(Loan& loan, std::tuple<T...>&& found) {
+  static std::tuple<T...> give(Loan& loan, std::tuple<T...>&& result) {
     return std::apply([&](auto&... one) {
       return std::tuple<T...>{one.defined() && one.dim() == 1 && one.numel() == 0 ? empty_here(one.dtype()) : give(loan, std::move(one))...};
-    }, found);
+    }, result);
   }
 };
 
@@ -221,10 +221,10 @@ inline Tensor cat(const at::ITensorListRef& tensors, int64_t dim) {
   ++state().count_calls;
   std::optional<Row> row(std::in_place, loan);
   BelowAll below;
-  Tensor found = in_host_memory(
+  Tensor result = in_host_memory(
       [&] { return Op::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), at::ITensorListRef(at::ArrayRef<Tensor>(row->hosts)), dim); });
   row.reset();
-  return is_fresh(found) ? give_fresh(std::move(found), false) : give_alias(Typed<Op>::op(), loan, found);
+  return is_fresh(result) ? give_fresh(std::move(result), false) : give_alias(Typed<Op>::op(), loan, result);
 }
 
 // Says which operators have such kernels now.

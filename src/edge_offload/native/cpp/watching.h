@@ -8,7 +8,7 @@ namespace edge_offload {
 
 enum class Fate { kCompute, kNoted, kWait };  // compute it; compute it, it is noted; it is noted and has to wait
 
-// This segment is no inference that could come again: what is left of it is not noted.
+// This segment is no inference that could be repeated: the rest of it is not recorded.
 inline void spoil(const char* why) {
   auto& s = state();
   s.pending = Segment();
@@ -29,9 +29,9 @@ inline void give_up(const char* why) {
   else if (!state().spoiled) spoil(why);
 }
 
-// How long ago a segment began, in seconds.
+// Seconds since the start of a segment.
 inline double seconds_of(const Segment& segment) {
-  return segment.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - segment.began).count();
+  return segment.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - segment.started_at).count();
 }
 // What comes now has sizes that depend on data, and is computed here. What led there, if anything was uploaded in it, may
 // be most of an inference that comes again: the segment ends here, and the program goes on with what it left.
@@ -53,10 +53,10 @@ inline void cut() {
     written.swap(s.written);
     Ended ended;
     py::gil_scoped_acquire gil;
-    Told told(ended);
+    Told report(ended);
     Busy busy;
     const bool learns = py::cast<bool>(py::reinterpret_borrow<py::object>(s.handler).attr("cut")(
-        s.generation, ended.id, ended.base, told.live, told.dead, told.freed, told.numbers, told.payloads, seconds, written));
+        s.generation, ended.id, ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, seconds, written));
     if (learns) s.cut = ended.epoch;
   }
   s.spoiled = true;
@@ -158,8 +158,8 @@ inline void writes(const IValue& v) {
   else if (v.isList()) for (const IValue& item : v.toListRef()) writes(item);
 }
 
-// A read ends the segment, which has been computed: the handler hears of it.
-inline void told(const Tensor& host) {
+// Reports a read to the handler: it ends the segment, which has been computed.
+inline void report_read(const Tensor& host) {
   auto& s = state();
   const bool spoiled = s.spoiled;
   if (std::exchange(s.resting, false)) {
@@ -186,11 +186,11 @@ inline void told(const Tensor& host) {
   Ended ended;
   if (spoiled && ended.deaths.empty() && written.empty()) return;
   py::gil_scoped_acquire gil;
-  Told told(ended);
+  Told report(ended);
   Busy busy;
   py::reinterpret_borrow<py::object>(s.handler).attr("computed")(
-      s.generation, spoiled ? py::object(py::str(s.spoiled_by)) : py::object(py::int_(ended.id)), ended.base, told.live, told.dead, told.freed, told.numbers,
-      told.payloads, host.defined() ? py::object(py::cast(host)) : py::object(py::none()), seconds, written);
+      s.generation, spoiled ? py::object(py::str(s.spoiled_by)) : py::object(py::int_(ended.id)), ended.base, report.live, report.dead, report.freed, report.numbers,
+      report.payloads, host.defined() ? py::object(py::cast(host)) : py::object(py::none()), seconds, written);
 }
 
 // Runs `use` on a host tensor that may be the device's own memory.
@@ -209,7 +209,7 @@ inline void read_here(const Tensor& source, Use use) {
   }
   const Tensor host = host_of(source);
   use(host);
-  told(s.keep && !s.spoiled ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
+  report_read(s.keep && !s.spoiled ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
 }
 
 inline void write_here(const Tensor& self, const Tensor& source) {

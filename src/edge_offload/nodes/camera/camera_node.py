@@ -13,9 +13,12 @@ Subscribes (only with ~every_frame):
   kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
 
 A device that is unplugged is reported on /diagnostics and opened again when it comes back. A stream that is not there,
-ends or hangs is a warning there, with the cause; it is connected again after 1 s, 2 s, 4 s and so on up to 30 s. Of its
-frames the newest one is published; older ones are dropped and counted. A video, folder or bag that is missing ends the
+ends or hangs is a warning there, with the cause; it is connected again after 1 s, 2 s, 4 s and so on up to 30 s. Its
+newest frame is published; older ones are dropped and counted. A video, folder or bag that is missing ends the
 node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says so on /diagnostics.
+
+Example, 15 frames per second:
+  rosrun edge_offload camera_node _video:=lab.mp4 _rate:=15
 """
 
 from __future__ import annotations

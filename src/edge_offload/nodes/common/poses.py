@@ -48,7 +48,7 @@ class Interval:
         self._last_s = math.nan
         self._gaps: Deque[float] = deque(maxlen=9)
 
-    def note_arrival(self, now_s: float) -> float:
+    def update_interval(self, now_s: float) -> float:
         """Take in an arrival (monotonic seconds); seconds between frames now."""
         if not math.isnan(self._last_s):
             self._gaps.append(now_s - self._last_s)

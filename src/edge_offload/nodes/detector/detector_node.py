@@ -105,16 +105,16 @@ class DetectionsView(CameraView):
         labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
-    def prepare(self, frame: Frame) -> PreparedImage:
+    def prepare_frame(self, frame: Frame) -> PreparedImage:
         bgr = image_to_bgr(frame.message)
         size = (bgr.shape[1], bgr.shape[0])
         return PreparedImage(bgr, size, NetworkInput.from_image(self._detector, bgr, frame.received_s))
 
-    def infer(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+    def infer_frame(self, frame: Frame, prepared: PreparedImage) -> Inferred:
         frame_id, image = frame.message.header.frame_id, list(prepared.size)
-        return self.node.infer(frame, prepared.image.inputs, frame_id=frame_id, image=image)
+        return self.node.run_network(frame, prepared.image.inputs, frame_id=frame_id, image=image)
 
-    def finish(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+    def finish_frame(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
         node, header, size = self.node, frame.message.header, prepared.size
         seen = prepared.image.interpret(self._detector, *inferred)
         detections, report = seen.result, seen.report

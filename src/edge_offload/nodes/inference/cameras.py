@@ -51,7 +51,7 @@ class SensorView(SensorStages):
     """Work of a node on the frames of one sensor.
 
     A subclass makes its publishers and its painter in :meth:`start`, takes frames in from :meth:`subscribe` on, and
-    publishes exactly one result for a frame in :meth:`finish` or :meth:`publish_failure`.
+    publishes exactly one result for a frame in :meth:`finish_frame` or :meth:`publish_failure`.
 
     Args:
         node: whose network looks at them.
@@ -103,7 +103,7 @@ class SensorView(SensorStages):
 class CameraView(SensorView):
     """Work of a node on the images of one camera.
 
-    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish` or
+    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish_frame` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
 
     Args:
@@ -147,8 +147,9 @@ class CameraView(SensorView):
         self.painter.start()
 
     def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
-        sink, transport = self.carry or slot, self.params["transport"]
-        self._images = ImageIntake(self, self.input_topic("image_raw"), transport, sink, queue_all, self.name)
+        offer_frame = slot.offer_frame if self.carry is None else self.carry.offer_frame
+        topic, transport = self.input_topic("image_raw"), self.params["transport"]
+        self._images = ImageIntake(self, topic, transport, offer_frame, queue_all, self.name)
 
     def close(self) -> None:
         if self._images is not None:

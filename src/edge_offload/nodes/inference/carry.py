@@ -109,10 +109,9 @@ class CarryThread(Generic[Result]):
     ) -> None:
         self._task, self.health, self._slow = task, health, _Slow(slowdown)
         self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
-        self._compared: Callable[[int, float, float, DropCurve], None] = lambda *_: None
-        carrying = Carrying(
-            _Slowed(task.carrier, self._slow), task.drop, compared=lambda *comparison: self._compared(*comparison)
-        )  # fmt: skip
+        self._on_comparison: Callable[[int, float, float, DropCurve], None] = lambda *_: None
+        carrier = _Slowed(task.carrier, self._slow)
+        carrying = Carrying(carrier, task.drop, on_comparison=lambda *comparison: self._on_comparison(*comparison))
         self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._publish_result, waits=task.waits)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
         self._lock = threading.Lock()
@@ -124,16 +123,16 @@ class CarryThread(Generic[Result]):
                 self._latest, self._run_local, lambda _, error: on_error("local", error), "local"
             )
 
-    def start(self, compared: Callable[[int, float, float, DropCurve], None]) -> None:
-        """Begin; ``compared``: called with every comparison (:class:`Carrying`)."""
-        self._compared = compared
+    def start(self, on_comparison: Callable[[int, float, float, DropCurve], None]) -> None:
+        """Begin; ``on_comparison``: called with every comparison (:class:`Carrying`)."""
+        self._on_comparison = on_comparison
         self._events.start()
         if self._local_worker is not None:
             self._local_worker.start()
 
-    def put(self, frame: Frame) -> bool:
+    def offer_frame(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
-        taken = self._slot.put(frame)
+        taken = self._slot.offer_frame(frame)
         self._events.post(self._take_frame, first=True)
         return taken
 
@@ -172,7 +171,7 @@ class CarryThread(Generic[Result]):
         return self._slot.counts
 
     def _take_frame(self) -> None:
-        frame = self._slot.take(0.0)
+        frame = self._slot.take_next_frame(0.0)
         if frame is None:
             return
         self.loop.flush()
@@ -188,7 +187,7 @@ class CarryThread(Generic[Result]):
         self.health.clear("unusable")
         self.loop.arrived(frame, frame.instant, frame.received_s, follows, local)
         if self._local_worker is not None:
-            self._latest.put(frame)
+            self._latest.offer_frame(frame)
 
     def _run_local(self, frame: Frame) -> None:
         assert self._task.local_algorithm is not None

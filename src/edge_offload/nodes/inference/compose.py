@@ -119,7 +119,7 @@ def forecast_message(situation: Situation, header: Any, task: str = "") -> Forec
         mode=[forecast.mode.value for forecast in forecasts],
         latency=[ros_duration(forecast.latency_s) for forecast in forecasts],
         error=[ros_duration(forecast.error_s) for forecast in forecasts],
-        doubt=[ros_duration(forecast.doubt_s) for forecast in forecasts],
+        doubt=[ros_duration(forecast.standard_error_s) for forecast in forecasts],
         covariance=[one.covariance.get(other.mode, 0.0) for one in forecasts for other in forecasts],
         energy=[forecast.energy_j for forecast in forecasts],
         bytes_up=[forecast.bytes_up for forecast in forecasts],
@@ -158,7 +158,7 @@ def situation_of(message: Any, now_s: float, power_budget_w: float = math.inf) -
         if seconds > 0:
             forecasts[mode] = ModeForecast(
                 mode, seconds, message.error[index].to_sec(), float(message.energy[index]), why,
-                doubt_s=message.doubt[index].to_sec(), bytes_up=sizes[0][index], bytes_down=sizes[1][index],
+                standard_error_s=message.doubt[index].to_sec(), bytes_up=sizes[0][index], bytes_down=sizes[1][index],
                 covariance=dict(zip(modes, row)),
             )  # fmt: skip
         else:

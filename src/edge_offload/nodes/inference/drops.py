@@ -53,7 +53,7 @@ class Drops:
         stale_s = (instant - last[0]) * 1e-9
         if 0 < stale_s < LONGEST_S:
             lost, now = drop(last[1], result), time.monotonic()
-            self._estimator.compared(now, stale_s, lost)
+            self._estimator.add_comparison(now, stale_s, lost)
             self.publish_drop(instant, stale_s, lost, self._estimator.curve(now))
 
     def publish_drop(self, instant: int, stale_s: float, drop: float, curve: DropCurve) -> None:

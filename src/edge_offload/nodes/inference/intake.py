@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Mapping, Optional, Protocol, Tuple
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Tuple
 
 import rospy
 from sensor_msgs.msg import CameraInfo, CompressedImage, Image
@@ -109,7 +109,7 @@ class Arrivals:
         header.frame_id = frame_name(header.frame_id)
         with self._lock:
             instant = self._timeline.make_instant(header.stamp.to_nsec(), received_s, _clock_ns())
-            until_s = waits_until(received_s, self._interval.note_arrival(received_s), self._params)
+            until_s = waits_until(received_s, self._interval.update_interval(received_s), self._params)
         if instant.recording != self._recording:
             self._recording = instant.recording
             self._health.count("recordings that began anew")
@@ -136,22 +136,21 @@ def _clock_ns() -> int:
     return int(rospy.Time.now().to_nsec()) if rospy.rostime.is_rostime_initialized() else 0
 
 
-class FrameSink(Protocol):
-    """A place to put frames."""
-
-    def put(self, item: Frame) -> bool:
-        """Offer a frame; whether it will be taken."""
-
-
 class ImageIntake:
-    """Subscribes to an image topic and puts every message into a slot; finds out by itself whether it is compressed.
+    """Subscribes to an image topic and offers every message; finds out by itself whether it is compressed.
 
     Frames that were lost on the way (gaps in ``header.seq``) are counted as ``frames lost before this node``.
     """
 
     def __init__(
-        self, node: Owner, topic: str, transport: str, slot: FrameSink, queue_all: bool, camera: str = ""
-    ) -> None:  # fmt: skip
+        self,
+        node: Owner,
+        topic: str,
+        transport: str,
+        offer_frame: Callable[[Frame], object],
+        queue_all: bool,
+        camera: str = "",
+    ) -> None:
         self._node = node
         self._topic = topic
         # a name of its own for rospy: the images may be remapped and this one not
@@ -159,13 +158,13 @@ class ImageIntake:
         named = rospy.resolve_name(topic).endswith("/compressed")
         # drivers log a long error for a subscriber of another type
         self._transport = transport = "compressed" if named and transport == "auto" else transport
-        self._slot = slot
+        self._offer_frame = offer_frame
         self._arrivals = Arrivals(node.health, "images", node.params, camera)
         self._last: Optional[Tuple[str, int]] = None
         self._newest: Dict[Any, rospy.Time] = {}
         self._news_s = time.monotonic()
         self._closed = False
-        # every message reaches the slot, which is where frames give way: 64 cannot come between two looks at it.
+        # every message is offered, and the queue of frames drops what is too old: 64 cannot come in between.
         # In queue_all mode nothing may be dropped, whatever comes.
         self._queue = None if queue_all else 64
         self._raw: Optional[rospy.Subscriber] = None
@@ -192,7 +191,7 @@ class ImageIntake:
         if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
         self._last = (publisher, seq)
-        self._slot.put(self._arrivals.make_frame(message, self._news_s))
+        self._offer_frame(self._arrivals.make_frame(message, self._news_s))
 
     def refresh(self) -> None:
         """Look for a publisher, and tell when images stay away. Call it about once a second."""

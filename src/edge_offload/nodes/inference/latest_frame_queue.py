@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import astuple, dataclass, field
 from typing import Any, Callable, Deque, Dict, Generic, Iterable, List, Optional, Protocol, TypeVar
 
-from edge_offload.manager.in_flight import FrameOrder
+from edge_offload.manager.in_flight import TicketLock
 
 T = TypeVar("T")
 F = TypeVar("F", contravariant=True)
@@ -60,7 +60,7 @@ class LatestFrameQueue(Generic[T]):
 
     Args:
         capacity: most waiting frames of one source. One more replaces the oldest, unless ``queue_all``.
-        queue_all: drop no frame; :meth:`put` waits for room instead, which blocks the subscriber's connection.
+        queue_all: drop no frame; :meth:`offer_frame` waits for room instead, which blocks the subscriber's connection.
         source: returns the name of a frame's source, such as its camera; by default all frames have one source.
         accepted: returns whether to queue an offered frame; a frame that is refused counts as superseded.
     """
@@ -70,7 +70,7 @@ class LatestFrameQueue(Generic[T]):
         capacity: int = 1,
         queue_all: bool = False,
         source: Callable[[T], str] = lambda _: "",
-        accepted: Callable[[T], bool] = lambda _: True,
+        admit_frame: Callable[[T], bool] = lambda _: True,
     ) -> None:
         self._capacity = capacity
         self._queue_all = queue_all
@@ -79,14 +79,14 @@ class LatestFrameQueue(Generic[T]):
         self._sources: Dict[str, _Source[T]] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._accepts = accepted
+        self._admit_frame = admit_frame
 
-    def put(self, item: T) -> bool:
+    def offer_frame(self, item: T) -> bool:
         """Offer a frame; return whether it was queued (False: it was not accepted, or the queue is closed).
 
         Waits for room if ``queue_all``.
         """
-        accepted = self._accepts(item)
+        accepted = self._admit_frame(item)
         with self._changed:
             source = self._sources.setdefault(self._source(item), _Source())
             source.offered += 1
@@ -105,12 +105,14 @@ class LatestFrameQueue(Generic[T]):
             self._changed.notify_all()
             return True
 
-    def take(self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0) -> Optional[T]:
+    def take_next_frame(
+        self, timeout_s: Optional[float] = None, wait_s: Callable[[], float] = lambda: 0.0
+    ) -> Optional[T]:
         """Take the oldest frame of the source whose turn it is; wait until there is one.
 
         Args:
             timeout_s: longest wait, seconds; None: no limit.
-            wait_s: returns how long to wait although a frame is there, seconds; inf: until :meth:`wake`.
+            wait_s: returns how long to wait although a frame is there, seconds; inf: until :meth:`wake_takers`.
 
         Returns:
             the frame; None after ``timeout_s``, or when the queue is closed and empty.
@@ -132,8 +134,8 @@ class LatestFrameQueue(Generic[T]):
             self._changed.notify_all()
             return item
 
-    def wake(self) -> None:
-        """Make the threads that wait in :meth:`take` call ``wait_s`` again."""
+    def wake_takers(self) -> None:
+        """Make the threads that wait in :meth:`take_frame` call ``wait_s`` again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -189,7 +191,7 @@ class Worker(Generic[T]):
     def _run_work(self) -> None:
         self._begin()
         while True:
-            item = self._slot.take()
+            item = self._slot.take_next_frame()
             if item is None:
                 return
             try:
@@ -208,21 +210,21 @@ class Worker(Generic[T]):
 class FrameStages(Protocol[F]):
     """Three stages of the work on a frame.
 
-    :meth:`prepare` and :meth:`finish` run for one frame at a time, in the order in which frames were taken.
-    :meth:`infer` may run for several frames at once.
+    :meth:`prepare_frame` and :meth:`finish_frame` run for one frame at a time, in the order in which frames were taken.
+    :meth:`infer_frame` may run for several frames at once.
     """
 
-    def prepare(self, frame: F, place: int) -> Any:
+    def prepare_frame(self, frame: F, place: int) -> Any:
         """Return the network's inputs; ``place`` is the frame's place in the pipeline's ``order``."""
 
-    def infer(self, frame: F, prepared: Any) -> Any:
-        """Run the network on what :meth:`prepare` returned."""
+    def infer_frame(self, frame: F, prepared: Any) -> Any:
+        """Run the network on what :meth:`prepare_frame` returned."""
 
-    def finish(self, frame: F, prepared: Any, inferred: Any) -> None:
+    def finish_frame(self, frame: F, prepared: Any, inferred: Any) -> None:
         """Publish the one result of the frame."""
 
-    def fail(self, frame: F, error: BaseException) -> None:
-        """Handle the error of a stage; called instead of :meth:`finish`, or after it if it raised."""
+    def fail_frame(self, frame: F, error: BaseException) -> None:
+        """Handle the error of a stage; called instead of :meth:`finish_frame`, or after it if it raised."""
 
 
 class FramePipeline(Generic[T]):
@@ -243,14 +245,14 @@ class FramePipeline(Generic[T]):
         self,
         slot: LatestFrameQueue[T],
         stages: FrameStages[T],
-        order: FrameOrder,
+        order: TicketLock,
         wait_s: Callable[[List[float]], float],
         most: int,
         name: str = "worker",
         begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._slot, self._stages, self._wait_s, self._begin = slot, stages, wait_s, begin
-        self._infer_order, self._prepare_order, self._finish_order = order, FrameOrder(), FrameOrder()
+        self._infer_order, self._prepare_order, self._finish_order = order, TicketLock(), TicketLock()
         self._take_lock = threading.Lock()  # frames get their places in the order in which they are taken
         self._taken_s: List[float] = []
         names = [name, *(f"{name}-{number}" for number in range(2, most + 1))]
@@ -273,21 +275,21 @@ class FramePipeline(Generic[T]):
     def _run_next(self) -> bool:
         """Take one frame and work on it; return False when the queue is closed and empty."""
         with self._take_lock:
-            item = self._slot.take(wait_s=lambda: self._wait_s(list(self._taken_s)))
+            item = self._slot.take_next_frame(wait_s=lambda: self._wait_s(list(self._taken_s)))
             if item is None:
                 return False
             taken_s = time.monotonic()
             self._taken_s.append(taken_s)
-            prepare_place, infer_place = self._prepare_order.place(), self._infer_order.place()
-            finish_place = self._finish_order.place()
+            prepare_place, infer_place = self._prepare_order.reserve_place(), self._infer_order.reserve_place()
+            finish_place = self._finish_order.reserve_place()
         try:
             self._run_all_stages(item, prepare_place, infer_place, finish_place)
         finally:
-            self._prepare_order.done(prepare_place)
-            self._infer_order.done(infer_place)
-            self._finish_order.done(finish_place)
+            self._prepare_order.release_place(prepare_place)
+            self._infer_order.release_place(infer_place)
+            self._finish_order.release_place(finish_place)
             self._taken_s.remove(taken_s)
-            self._slot.wake()
+            self._slot.wake_takers()
         return True
 
     def _run_all_stages(self, item: T, prepare_place: int, infer_place: int, finish_place: int) -> None:
@@ -295,20 +297,20 @@ class FramePipeline(Generic[T]):
         prepared = inferred = None
         failed: Optional[Exception] = None
         try:
-            with self._prepare_order.turn(prepare_place):
-                prepared = stages.prepare(item, infer_place)
-            inferred = stages.infer(item, prepared)
+            with self._prepare_order.hold_place(prepare_place):
+                prepared = stages.prepare_frame(item, infer_place)
+            inferred = stages.infer_frame(item, prepared)
         except Exception as error:
             failed = error
-        self._infer_order.done(infer_place)
-        self._finish_order.wait(finish_place)
+        self._infer_order.release_place(infer_place)
+        self._finish_order.wait_for_place(finish_place)
         try:
             if failed is None:
-                stages.finish(item, prepared, inferred)
+                stages.finish_frame(item, prepared, inferred)
         except Exception as error:
             failed = error
         if failed is not None:
-            stages.fail(item, failed)
+            stages.fail_frame(item, failed)
 
     def drain(self, timeout_s: float) -> bool:
         """Close the queue and wait for the threads; return whether they finished all frames within ``timeout_s``."""

@@ -37,13 +37,13 @@ from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Pow
 class SensorStages(Protocol):
     """Work on a frame of one sensor: see :class:`.FrameStages`."""
 
-    def prepare(self, frame: Frame) -> Any:
+    def prepare_frame(self, frame: Frame) -> Any:
         """Make the inputs of the network."""
 
-    def infer(self, frame: Frame, prepared: Any) -> Any:
-        """Run the network, by :meth:`OffloadedNode.infer`."""
+    def infer_frame(self, frame: Frame, prepared: Any) -> Any:
+        """Run the network, by :meth:`OffloadedNode.run_network`."""
 
-    def finish(self, frame: Frame, prepared: Any, inferred: Any) -> None:
+    def finish_frame(self, frame: Frame, prepared: Any, inferred: Any) -> None:
         """Publish the one result of the frame.
 
         Raises:
@@ -61,7 +61,7 @@ class _Drained(Protocol):
 class OffloadedNode(Node):
     """A node with a network that is told by offload/mode where to run.
 
-    A subclass calls :meth:`begin_offloading` and :meth:`subscribe_control`; then :meth:`infer` and
+    A subclass calls :meth:`begin_offloading` and :meth:`subscribe_control`; then :meth:`run_network` and
     :meth:`account_frame` per result.
     """
 
@@ -130,7 +130,9 @@ class OffloadedNode(Node):
             self._asking = Forecast(task=task)
             topic = f"{topic}/{task}"
         if self.params["turns"] or self.params["accuracy"] or self.carries:
-            self._sharing = ServerSharing(self, self._network, self.carries, task, slot.wake, self._publish_expected)
+            self._sharing = ServerSharing(
+                self, self._network, self.carries, task, slot.wake_takers, self._publish_expected
+            )
         if self.params["turns"]:
             self._publish_expected()
         rospy.Subscriber(topic, OffloadMode, self.callback(self._on_mode), queue_size=4)
@@ -143,7 +145,7 @@ class OffloadedNode(Node):
         """
         admitted = self._sharing is None or self._sharing.wants_frame(frame)
         if admitted and not self.params.get("every_frame", False):
-            self._network.module.frames.note_arrival(frame.received_s)
+            self._network.module.frames.record_frame_arrival(frame.received_s)
         return admitted
 
     def make_pipeline(
@@ -164,8 +166,8 @@ class OffloadedNode(Node):
         def wait_s(taken_s: List[float]) -> float:
             shared_s = None
             if self._sharing is not None:
-                shared_s = self._sharing.wait_s(TABLE[self._mode].needs_link, taken_s)
-            return frames.wait_s(time.monotonic(), self._mode, taken_s) if shared_s is None else shared_s
+                shared_s = self._sharing.shared_wait_s(TABLE[self._mode].needs_link, taken_s)
+            return frames.frame_wait_s(time.monotonic(), self._mode, taken_s) if shared_s is None else shared_s
 
         many, pin = self.params["in_flight"], self._network.pin_threads
         return FramePipeline(slot, _Stages(self, stages, fail), frames, wait_s, many, "network", pin)
@@ -192,7 +194,7 @@ class OffloadedNode(Node):
         if message.source == Bandwidth.ACTIVE:
             self._network.adopt_reading(reading_of(message))
 
-    def infer(self, frame: Frame, inputs: Any, **meta: Any) -> Tuple[Any, InferenceReport]:
+    def run_network(self, frame: Frame, inputs: Any, **meta: Any) -> Tuple[Any, InferenceReport]:
         """Run the network for ``frame``, within what is left of the deadline since the frame arrived."""
         deadline = self.params["deadline"]
         remaining = max(0.0, deadline - (time.monotonic() - frame.received_s)) if deadline else None
@@ -205,7 +207,8 @@ class OffloadedNode(Node):
                 meta[CAPTURED] = frame.received_s
             mode, refresh = self._sharing.choose_mode(frame, mode, refresh)
         try:
-            return self._network.module.run(inputs, mode, remaining, meta, refresh=refresh, place=frame.place)
+            module = self._network.module
+            return module.run_inference(inputs, mode, remaining, meta, refresh=refresh, place=frame.place)
         finally:
             self.leave_turn(frame)
 
@@ -234,7 +237,7 @@ class OffloadedNode(Node):
         self, frame: Frame, inputs: Sequence[Any], report: InferenceReport, energy: float, measured: bool
     ) -> None:
         """Tell what a frame with these ``inputs`` cost, and what the next one would in each mode."""
-        self._network.module.frames.note(report)
+        self._network.module.frames.learn_costs(report)
         self.publish_latency(frame, report, energy, measured)
         self.publish_forecast(inputs, frame.message.header)
         if report.fallback_reason:
@@ -295,15 +298,15 @@ class _Stages:
     def __init__(
         self, node: OffloadedNode, stages: Mapping[str, SensorStages], fail: Callable[[Frame, BaseException], None]
     ) -> None:
-        self._node, self._stages, self.fail = node, stages, fail
+        self._node, self._stages, self.fail_frame = node, stages, fail
 
-    def prepare(self, frame: Frame, place: int) -> Any:
+    def prepare_frame(self, frame: Frame, place: int) -> Any:
         frame.place = place
         self._node.take_turn(frame)
-        return self._stages[frame.camera].prepare(frame)
+        return self._stages[frame.camera].prepare_frame(frame)
 
-    def infer(self, frame: Frame, prepared: Any) -> Any:
-        return self._stages[frame.camera].infer(frame, prepared)
+    def infer_frame(self, frame: Frame, prepared: Any) -> Any:
+        return self._stages[frame.camera].infer_frame(frame, prepared)
 
-    def finish(self, frame: Frame, prepared: Any, inferred: Any) -> None:
-        self._stages[frame.camera].finish(frame, prepared, inferred)
+    def finish_frame(self, frame: Frame, prepared: Any, inferred: Any) -> None:
+        self._stages[frame.camera].finish_frame(frame, prepared, inferred)

@@ -90,7 +90,7 @@ class Painter(Generic[AnyPicture]):
         self._topics += [self._plain, self._jpeg]
         self._count_watchers()
         pictures: LatestFrameQueue[AnyPicture] = LatestFrameQueue(capacity=capacity)
-        self.paint = pictures.put
+        self.paint = pictures.offer_frame
         self._worker: Worker[Any] = Worker(
             pictures, self._paint_picture, lambda _, error: node.fault("overlay", error), "overlay"
         )

@@ -88,7 +88,7 @@ class ServerSharing:
         """Tell whether a frame is one of those that the server's turns ask for."""
         return self._promise is None or self._promise.wants(frame.received_s)
 
-    def wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
+    def shared_wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
         """Return the seconds until a frame may be taken; None: no turn decides that.
 
         Args:
@@ -136,7 +136,7 @@ class ServerSharing:
         drops.publish_drop(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison
-            self._promise.compared(stale_s, drop)
+            self._promise.add_comparison(stale_s, drop)
 
     def refresh(self) -> None:
         health = self._node.health

@@ -59,7 +59,7 @@ class Turns:
         self._last: Dict[str, Instant] = {}
         self._manager = False
         self._taken = rospy.Publisher("offload/turn_taken", Turn, queue_size=100)
-        self._given = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
+        self._turn_subscriber = rospy.Subscriber("offload/turn", Turn, node.callback(self._on_turn), queue_size=10)
         rospy.Subscriber("offload/turn_taken", Turn, node.callback(self._on_taken), queue_size=100)
 
     def _on_turn(self, message: Any) -> None:
@@ -69,7 +69,7 @@ class Turns:
         with self._lock:
             self._manager = True
             key = (message.number, message.header.stamp.to_nsec())
-            self._taker.given(time.monotonic(), key, message.node, latencies_s, message.at_once)
+            self._taker.record_turn(time.monotonic(), key, message.node, latencies_s, message.at_once)
         if self._name not in message.nodes and time.monotonic() - self._requested_s > REPEAT_S:
             self._requested_s = time.monotonic()
             self._request_turn()
@@ -81,7 +81,7 @@ class Turns:
         if message.task == self.task:
             self._node.health.warn("task", f"{message.node} calls its task {self.task}, too: give one another _task")
         with self._lock:
-            self._taker.other(time.monotonic(), message.node, message.state == Turn.ENDED)
+            self._taker.record_other_frame(time.monotonic(), message.node, message.state == Turn.ENDED)
         self._wake()
 
     def wait_s(self) -> float:
@@ -95,7 +95,7 @@ class Turns:
 
     def _check_manager(self) -> None:
         """Check that the manager is still there: its connection ends with it."""
-        if self._manager and not self._given.get_num_connections():
+        if self._manager and not self._turn_subscriber.get_num_connections():
             self._taker.lose_manager("the manager is gone")
             self._manager = False
 
@@ -111,7 +111,7 @@ class Turns:
             self._check_manager()
             if not needed and self._taker.clock_reason:
                 return None
-            claim = self._taker.take(time.monotonic(), rospy.get_time())
+            claim = self._taker.claim_turn(time.monotonic(), rospy.get_time())
             clock_reason = self._taker.clock_reason
         if claim is None:
             if needed:

@@ -1,4 +1,4 @@
-"""decides where the networks run, and says why.
+"""decides in which mode each network of the robot runs, and says why.
 
 Publishes:
   offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes and when the
@@ -8,12 +8,12 @@ Publishes:
                      take turns)
 
 Subscribes:
-  offload/bandwidth  edge_offload_msgs/Bandwidth: what the link carries; forecasts are put on it, and reasons name it
-  battery            sensor_msgs/BatteryState, if there is one: hours left per mode are told on /diagnostics
+  offload/bandwidth  edge_offload_msgs/Bandwidth: rates of the link, bytes/s; forecasts are converted to it
+  battery            sensor_msgs/BatteryState, if there is one: remaining hours per mode, on /diagnostics
   offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
   offload/turn_taken edge_offload_msgs/Turn: a turn was taken; its result is there
   offload/drop       edge_offload_msgs/Drop: what a task's results lose with staleness
-  offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is told on /diagnostics
+  offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is reported on /diagnostics
   offload/mode       to find out whether another manager publishes it, too
 
 Services:
@@ -24,8 +24,8 @@ With ~mode auto (the same as latency) the mode that is expected to finish first 
 the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
 itself whenever the mode in force cannot run.
 
-Of offload/bandwidth and the frames' own transfers the newer measurement counts. Where both are of now and contradict
-each other, and where the topic is silent for 3 s, the transfers count, and /diagnostics says so.
+The bandwidth is taken from offload/bandwidth or from the transfers of frames, whichever was measured later. If both
+are recent and differ, or the topic is silent for 3 s, the transfers are used, and /diagnostics says so.
 
 Where several networks of a robot share a server (nodes with ~turns), a policy of its own decides for each of them in
 which mode its frames run, and turns say whose frame goes next: the one by which most accuracy is gained, times
@@ -51,7 +51,7 @@ import rospy
 from sensor_msgs.msg import BatteryState
 
 from edge_offload.errors import BadInput
-from edge_offload.manager.bandwidth import TopicReading, informed
+from edge_offload.manager.bandwidth import TopicReading, apply_topic_reading
 from edge_offload.manager.policy import (
     POLICIES,
     SERVICE,
@@ -247,7 +247,7 @@ class OffloadManagerNode(Node):
         with self._lock:
             situation = situation_of(message, time.monotonic(), self._frame_budget())
             deciding = self._deciding_for(message.task)
-            deciding.situation, problem = informed(situation, self._reading, self._started_s)
+            deciding.situation, problem = apply_topic_reading(situation, self._reading, self._started_s)
             if problem:
                 self.health.warn("bandwidth", problem)
             else:

@@ -37,7 +37,7 @@ class OverlayFile:
         images: LatestFrameQueue[Any] = LatestFrameQueue(capacity=QUEUE)
         self._writer: Worker[Any] = Worker(images, self._write_picture, self._on_error, "overlay")
         self._writer.start()
-        rospy.Subscriber(topic, Image, images.put, queue_size=2 * QUEUE, buff_size=2**24)
+        rospy.Subscriber(topic, Image, images.offer_frame, queue_size=2 * QUEUE, buff_size=2**24)
 
     def drain(self, timeout_s: float) -> bool:
         """Write what waits; whether that was done in time."""

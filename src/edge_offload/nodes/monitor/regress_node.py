@@ -1,6 +1,6 @@
-"""steps the frames of a bag through the people node, or the scene node, and writes down what came out.
+"""sends the frames of a bag to the people node or the scene node, one at a time, and writes the results to a file.
 
-One frame is published at a time, with the header it has in the bag; the next follows when the node has answered. So no
+Each frame has its header of the bag; the next one follows when the node has answered, or after ~timeout seconds. So no
 frame is superseded, and two runs over the same bag see the same frames.
 
 Publishes:
@@ -14,8 +14,11 @@ Subscribes:
   agrnav/semantic_grid          edge_offload_msgs/SemanticGrid, instead where ~results is scenes
   offload/latency               edge_offload_msgs/Latency
 
-The outcome is written to ~out as JSON (definition "golden" of the schema), then the node ends. A frame without a
-result within ~timeout is written down as such: whoever compares the outcome sees it.
+The results are written to ~out as JSON (definition "golden" of the schema), then the node ends. A frame without a
+result within ~timeout is marked there.
+
+Example:
+  rosrun edge_offload regress_node _bag:=walk.bag _out:=results.json
 """
 
 from __future__ import annotations

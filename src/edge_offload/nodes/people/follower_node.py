@@ -86,7 +86,7 @@ class FollowerNode(Node):
         # the age is taken on the ROS clock, on which the stamp is, and the rest is timed by the monotonic one
         received_s = time.monotonic()
         self._people.note_arrival()
-        until_s = waits_until(received_s, self._interval.note_arrival(received_s), self.params)
+        until_s = waits_until(received_s, self._interval.update_interval(received_s), self.params)
         age_s = self._age_s(message.header.stamp)
         target = next((person for person in message.people if person.target and person.observed), None)
         place = None if target is None else self._in_base(target, message.header.stamp, received_s, until_s)

@@ -23,15 +23,18 @@ and while somebody listens:
 For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels to it.
 
 With ~carry every sweep has its result within the time between two sweeps: the network's own where that comes in time,
-else the newest one moved by odometry (tf from ~odometry_frame to the sensor) and brought up to date by the sweep, or,
-where that is expected to be better, what can be made of the sweep without a network (SemanticGrid.result says which).
-There is one offload/latency for each inference then, not for each sweep, and offload/drop says what results lose with
-staleness.
+else the newest one, moved by odometry (tf from ~odometry_frame to the sensor) and updated by the sweep. Where column
+fill of the sweep is expected to be better, which needs no network, that is the result (SemanticGrid.result says which).
+There is one offload/latency for each inference then, not for each sweep, and offload/drop gives the loss of accuracy by
+staleness (s).
 
 The network works on the latest sweep only, or the latest few at once (~in_flight, as in kapao_node). The voxels that a
 sweep hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot,
-and /diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then hold
+and /diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then show
 what the sweep hit, and the node says so.
+
+Example:
+  rosrun edge_offload agrnav_node _server:=tcp://gpu:5700 _mode:=server _sensor_height:=0.8
 """
 
 from __future__ import annotations
@@ -122,17 +125,17 @@ class SweepView(SensorView):
 
     def _on_sweep(self, message: Any) -> None:
         self._topic.note_arrival()
-        self._sink.put(self._arrivals.make_frame(message, time.monotonic()))
+        self._sink.offer_frame(self._arrivals.make_frame(message, time.monotonic()))
 
-    def prepare(self, frame: Frame) -> PreparedSweep:
+    def prepare_frame(self, frame: Frame) -> PreparedSweep:
         if frame.pixels is None:
             return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         return self._pipeline.prepare_occupancy(frame.pixels, frame.received_s)
 
-    def infer(self, frame: Frame, prepared: PreparedSweep) -> Any:
-        return self.node.infer(frame, (prepared.occupancy,))
+    def infer_frame(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        return self.node.run_network(frame, (prepared.occupancy,))
 
-    def finish(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
+    def finish_frame(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
         """Publish the result of a sweep, or have it carried to the newest one."""
         result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
@@ -158,7 +161,7 @@ class SweepView(SensorView):
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
         follows = self._carrier.add_frame(frame.instant, frame.pixels, self._look_up_pose(frame).transform) and same
-        self.node.slot.put(frame)
+        self.node.slot.offer_frame(frame)
         return follows
 
     def _look_up_pose(self, frame: Frame) -> Pose:

@@ -235,7 +235,7 @@ class Gateway:
     def _post_event(self, kind: str, details: Any) -> None:
         """Queue an event for the driver's thread."""
         self._events.append((kind, details))
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
 
     def _handle_event(self, kind: str, details: Any) -> None:
         now = time.monotonic()

@@ -110,13 +110,13 @@ class Board:
 
     Args:
         latencies: seconds per batch size on this device.
-        other: share of the device's time that is reserved for robots without a promise, 0 to below 1.
+        other_share: share of the device's time that is reserved for robots without a promise, 0 to below 1.
         rules: parameters of planning.
     """
 
-    def __init__(self, latencies: Latencies, other: float = 0.0, rules: Rules = Rules()) -> None:  # noqa: B008
+    def __init__(self, latencies: Latencies, other_share: float = 0.0, rules: Rules = Rules()) -> None:  # noqa: B008
         self.latencies = latencies
-        self.other = other
+        self.other_share = other_share
         self.drops: Dict[str, float] = {}
         self._rules = rules
         self._robots: Dict[str, Robot] = {}
@@ -323,7 +323,7 @@ class Board:
         return GRACE_SHARE * self.latencies.batch_latency(len(batch.members))
 
     def _planning_moment(self, begin: float) -> Moment:
-        return Moment(begin, self._rules.horizon_s, self._device.slack, self.other, self._rules.fixed_intervals)
+        return Moment(begin, self._rules.horizon_s, self._device.slack, self.other_share, self._rules.fixed_intervals)
 
 
 def _format_offer(bound: float) -> str:

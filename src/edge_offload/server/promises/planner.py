@@ -74,14 +74,14 @@ class Moment:
         begin: the device is free from here on: the batch or other work under way has ended.
         horizon: requests that would come within this time are planned.
         grace: share of a batch's time that is left open after it.
-        other: share of the device's time for other work, 0 to below 1: batches take that much longer.
+        other_share: share of the device's time for other work, 0 to below 1: batches take that much longer.
         fixed_intervals: intervals are whole numbers of frames and are only shortened, as in the text.
     """
 
     begin: float
     horizon: float
     grace: float = 0.1
-    other: float = 0.0
+    other_share: float = 0.0
     fixed_intervals: bool = False
 
 
@@ -149,7 +149,7 @@ class _Trial:
     def __init__(self, clients: Sequence[Client], latencies: Latencies, moment: Moment) -> None:
         self._clients, self._latencies, self._moment = tuple(clients), latencies, moment
         self._ends = moment.begin + moment.horizon
-        self._grace = (1.0 + moment.grace) / (1.0 - moment.other) - 1.0
+        self._grace = (1.0 + moment.grace) / (1.0 - moment.other_share) - 1.0
         self._paces: Dict[bool, List[Pace]] = {}
         wishes = [client.wish for client in clients]
         paces = self.paces_for(False)

@@ -241,7 +241,7 @@ class _LearningProcess:
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        background.when_over(self._channel.close)
+        background.on_shutdown(self._channel.close)
 
     def request_answer(
         self, kind: str, report: ReportProgress, tensors: Sequence[torch.Tensor], facts: Dict[str, Any]

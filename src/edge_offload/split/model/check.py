@@ -129,7 +129,7 @@ def _replay(plan: SplitPlan, located: LocalityMap) -> Dict[Side, OwnedRows]:
             queue = queues[side]
             while queue and covers(owned[side].get(queue[0].value, []), (queue[0].low, queue[0].high)):
                 transfer = queue.pop(0)
-                add_rows(owned[side.other], transfer.value, (transfer.low, transfer.high))
+                add_rows(owned[side.opposite], transfer.value, (transfer.low, transfer.high))
                 progress = True
     for side in Side:
         if finished[side] < len(plan.steps_of(side)):

@@ -103,7 +103,7 @@ def complete_plan(
                 present = _made_rows(located, producer[number], number, ranges[side])
             for low, high in (part for rows in stretches for part in subtract_rows(rows, present)):
                 name = codec(number, low, high) if codec else "raw"
-                transfers.append((first_use[number], RowTransfer(number, low, high, side.other, name)))
+                transfers.append((first_use[number], RowTransfer(number, low, high, side.opposite, name)))
     transfers.sort(key=lambda item: (item[0], item[1].value, item[1].low))
     return SplitPlan(
         identity or sequence_hash(located.sequence),

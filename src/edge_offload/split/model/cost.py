@@ -180,8 +180,8 @@ class CostModel:
         # inputs and whole results are on the robot's host
         if sender in self.copies and not (sender is Side.ROBOT and number in sequence.inputs):
             encode_s += pieces * self.copies[sender].to_host.seconds_for(raw / pieces)
-        if sender.other in self.copies and not (sender is Side.SERVER and number in sequence.outputs):
-            decode_s += pieces * self.copies[sender.other].to_device.seconds_for(raw / pieces)
+        if sender.opposite in self.copies and not (sender is Side.SERVER and number in sequence.outputs):
+            decode_s += pieces * self.copies[sender.opposite].to_device.seconds_for(raw / pieces)
         return Payload(raw, raw / option.ratio, encode_s, decode_s, pieces)
 
     def local_copies_s(self, steps: Sequence[PlanStep]) -> Tuple[float, float]:

@@ -25,7 +25,7 @@ class Side(str, enum.Enum):
     SERVER = "server"
 
     @property
-    def other(self) -> Side:
+    def opposite(self) -> Side:
         """The peer."""
         return Side.SERVER if self is Side.ROBOT else Side.ROBOT
 

@@ -78,7 +78,7 @@ def compile_plan(plan: SplitPlan, model: CostModel, payloads: Optional[Sequence[
                 makers[side].setdefault(number, []).append(((step.low, step.high), position))
     arrivals: Dict[Side, Dict[int, List[Tuple[Range, int]]]] = {side: {} for side in Side}
     for index, transfer in enumerate(plan.transfers):
-        arrivals[transfer.sender.other].setdefault(transfer.value, []).append(((transfer.low, transfer.high), index))
+        arrivals[transfer.sender.opposite].setdefault(transfer.value, []).append(((transfer.low, transfer.high), index))
 
     def find_sources(side: Side, number: int, rows: Range, before: int) -> Tuple[int, List[int]]:
         """Last own step that makes the rows, and the transfers that bring what no own step makes."""

@@ -1,11 +1,11 @@
-"""The planners' common ground: a small description of a plan (recuts), and its cost at many bandwidths at once.
+"""The planners' common ground: a small description of a plan (row splits), and its cost at many bandwidths at once.
 
-With exact halos it pays to decide only *where* the two sides meet. A :class:`Recut` at operator p says: what crosses
-from operators up to p to those behind is cut, the robot makes the fraction f of its rows, the server the rest, and
-each is sent what it lacks. Everywhere else each side computes what its own later rows need, with replicated halos and
-no exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism), or with halos that the robot hands
-over (Intra-DP's exchange, one way). Device-only is no recut at all; server-only is one at the end with f = 0; a layer
-cut adds one with f = 1; what Intra-DP draws adds one in between.
+With exact halos it pays to decide only *where* the two sides meet. A :class:`RowSplit` at operator p divides the rows
+of what operators up to p hand to those behind: the robot computes the fraction f of them, the server the rest, each is
+sent what it lacks. Everywhere else each side computes what its own later rows need, with replicated halos and no
+exchange (footprint closure by replication; LOPInfer Sec. IV-C's third mechanism), or with halos that the robot hands
+over (Intra-DP's exchange, one way). Device-only has no row split; server-only has one at the end with f = 0; a layer
+cut adds one with f = 1; Intra-DP adds one in between.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from edge_offload.split.model.simulate import compile_plan, sweep_bandwidths
 
 
 @dataclass(frozen=True, order=True)
-class Recut:
-    """Cut what operator ``position`` and those before it hand on; the robot makes ``fraction`` of the rows.
+class RowSplit:
+    """Division of rows behind operator ``position``: the robot computes ``fraction`` of them, the server the rest.
 
-    ``flipped`` gives the robot the last rows instead of the first. ``sent``: between the recut before and this one
-    no row is computed twice; what both sides would need of a value is the robot's, who hands it over.
+    ``flipped`` gives the robot the last rows instead of the first. ``sent``: between the row split
+    before and this one no row is computed twice; the robot sends the rows that both sides need.
     """
 
     position: int
@@ -43,7 +43,7 @@ class Recut:
     fixed_share: bool = False
 
 
-Recuts = Tuple[Recut, ...]
+RowSplits = Tuple[RowSplit, ...]
 """Positions ascending, each at most once."""
 
 
@@ -51,7 +51,7 @@ Recuts = Tuple[Recut, ...]
 class ScoredPlan:
     """A plan's shape with its makespan and energy at every bandwidth of the space."""
 
-    recuts: Recuts
+    row_splits: RowSplits
     robot: Ranges
     server: Ranges
     makespan_s: Array
@@ -59,7 +59,7 @@ class ScoredPlan:
 
 
 class Space:
-    """Plans for one cost model and a list of bandwidths, described by recuts.
+    """Plans for one cost model and a list of bandwidths, described by row splits.
 
     Args:
         model: costs.
@@ -80,30 +80,30 @@ class Space:
         self.identity = sequence_hash(self.located.sequence)
         self.last = len(self.located.operators) - 1
         self._last_uses = self._find_last_uses()
-        self._scored: Dict[Recuts, ScoredPlan] = {}
+        self._scored: Dict[RowSplits, ScoredPlan] = {}
         self._payloads: Dict[Tuple[int, int, Side], Payload] = {}
 
     @property
-    def device_only(self) -> Recuts:
-        """Recuts with which the robot computes everything."""
+    def device_only(self) -> RowSplits:
+        """Row splits with which the robot computes everything."""
         return ()
 
     @property
-    def server_only(self) -> Recuts:
-        """Recuts with which the server computes everything."""
-        return (Recut(self.last, 0.0),)
+    def server_only(self) -> RowSplits:
+        """Row splits with which the server computes everything."""
+        return (RowSplit(self.last, 0.0),)
 
     @property
     def evaluated_count(self) -> int:
-        """Number of different recut lists that have been scored."""
+        """Number of different row split lists that have been scored."""
         return len(self._scored)
 
-    def score_recuts(self, recuts: Recuts) -> ScoredPlan:
+    def score_row_splits(self, row_splits: RowSplits) -> ScoredPlan:
         """Return the cost at every bandwidth; cached."""
-        scored = self._scored.get(recuts)
+        scored = self._scored.get(row_splits)
         if scored is None:
-            robot, server = self.split_ranges(recuts)
-            scored = self._scored[recuts] = self.score_ranges(robot, server, recuts)
+            robot, server = self.split_ranges(row_splits)
+            scored = self._scored[row_splits] = self.score_ranges(robot, server, row_splits)
         return scored
 
     def least_energy(self, best: Sequence[ScoredPlan], longer: float) -> List[ScoredPlan]:
@@ -122,14 +122,14 @@ class Space:
         allowed[-len(best) :] -= 1e-12  # on a tie the given plans
         return [plans[row] for row in allowed.argmin(axis=0)]
 
-    def score_ranges(self, robot: Ranges, server: Ranges, recuts: Recuts = ()) -> ScoredPlan:
+    def score_ranges(self, robot: Ranges, server: Ranges, row_splits: RowSplits = ()) -> ScoredPlan:
         """Return the cost of any ranges at every bandwidth, each transfer with the codec that is best there."""
         background.check()
         plan = complete_plan(self.located, robot, server, identity=self.identity)
         payloads = [self._payload_for(t.value, t.high - t.low, t.sender) for t in plan.transfers]
         compiled = compile_plan(plan, self.model, payloads)
         makespan, joules = sweep_bandwidths(compiled, self.model, self.bandwidths)
-        return ScoredPlan(recuts, robot, server, makespan, joules)
+        return ScoredPlan(row_splits, robot, server, makespan, joules)
 
     def make_plan(self, scored: ScoredPlan, bandwidth: float) -> SplitPlan:
         """Return the finished plan for one bandwidth, codecs chosen."""
@@ -141,24 +141,24 @@ class Space:
             replace(t, codec=choose(t.value, t.high - t.low, t.sender, bandwidth)) for t in plan.transfers
         ))  # fmt: skip
 
-    def split_ranges(self, recuts: Recuts) -> Tuple[Dict[int, Range], Dict[int, Range]]:
+    def split_ranges(self, row_splits: RowSplits) -> Tuple[Dict[int, Range], Dict[int, Range]]:
         """Return the rows that each side computes."""
-        tail_on_robot = not recuts or recuts[-1].position < self.last or recuts[-1].fraction >= 0.5
-        active = self._active_recuts(recuts)
+        tail_on_robot = not row_splits or row_splits[-1].position < self.last or row_splits[-1].fraction >= 0.5
+        active = self._active_row_splits(row_splits)
         sent: Set[int] = set()
-        fixed_shares: Dict[int, Recut] = {}
-        for before, recut in zip([-1, *(recut.position for recut in recuts)], recuts):
-            if recut.sent:
-                sent.update(range(before + 1, recut.position + 1))
-            if recut.fixed_share:
-                fixed_shares.update(dict.fromkeys(range(before + 1, recut.position + 1), recut))
+        fixed_shares: Dict[int, RowSplit] = {}
+        for before, row_split in zip([-1, *(row_split.position for row_split in row_splits)], row_splits):
+            if row_split.sent:
+                sent.update(range(before + 1, row_split.position + 1))
+            if row_split.fixed_share:
+                fixed_shares.update(dict.fromkeys(range(before + 1, row_split.position + 1), row_split))
 
         def decide_rows(index: int, robot: Range, server: Range) -> Tuple[Range, Range]:
             low, high = unite_rows(robot, server)
-            recut = active.get(index)
+            row_split = active.get(index)
             if self.located.operators[index].kind is Locality.GLOBAL:
-                if recut is not None:
-                    on_robot = recut.fraction >= 0.5
+                if row_split is not None:
+                    on_robot = row_split.fraction >= 0.5
                 else:
                     on_robot = robot[0] < robot[1] and (server[0] >= server[1] or tail_on_robot)
                 return ((low, high), EMPTY) if on_robot else (EMPTY, (low, high))
@@ -166,10 +166,10 @@ class Space:
                 mine = self.share_rows(index, fixed_shares[index].fraction, fixed_shares[index].flipped, server)
                 missing = uncovered_rows(server, mine)
                 return (unite_rows(robot, missing) if missing[0] < missing[1] else robot), mine
-            if recut is None:
+            if row_split is None:
                 return (robot, uncovered_rows(server, robot)) if index in sent else (robot, server)
-            share = round(recut.fraction * (high - low))
-            if recut.flipped:
+            share = round(row_split.fraction * (high - low))
+            if row_split.flipped:
                 return (high - share, high), (low, high - share)
             return (low, low + share), (low + share, high)
 
@@ -183,7 +183,7 @@ class Space:
         return (low, high) if low < high else EMPTY
 
     def find_positions(self, most: int = 24, largest: float = 4.0) -> List[int]:
-        """Operators behind which little is handed on: candidates for recuts, ascending.
+        """Operators behind which little is handed on: candidates for row splits, ascending.
 
         Of neighbours that hand on as many bytes, the last; of each of ``most`` equal stretches of computation, the one
         that hands on least. What is handed on whole is at most ``largest`` times the raw input (LOPInfer Sec. IV-C4
@@ -234,12 +234,12 @@ class Space:
             last_uses[number] = len(self.located.operators)
         return last_uses
 
-    def _active_recuts(self, recuts: Recuts) -> Mapping[int, Recut]:
-        """Return operator -> its recut, for those with a value that crosses one."""
-        active: Dict[int, Recut] = {}
-        if not recuts:
+    def _active_row_splits(self, row_splits: RowSplits) -> Mapping[int, RowSplit]:
+        """Return operator -> its row split, for those with a value that crosses one."""
+        active: Dict[int, RowSplit] = {}
+        if not row_splits:
             return active
-        ordered = sorted(recuts)
+        ordered = sorted(row_splits)
         slot = 0
         for index in range(len(self.located.operators)):
             while slot < len(ordered) and ordered[slot].position < index:
@@ -292,14 +292,14 @@ def choose_best(scored: Sequence[ScoredPlan], objective: Objective, bin_index: i
     return scored[int(np.argmin(costs))]
 
 
-def insert_recut(recuts: Recuts, recut: Recut) -> Recuts:
-    """Return ``recuts`` with one more, replacing any at the same position."""
-    return tuple(sorted([*(r for r in recuts if r.position != recut.position), recut]))
+def insert_row_split(row_splits: RowSplits, row_split: RowSplit) -> RowSplits:
+    """Return ``row_splits`` with one more, replacing any at the same position."""
+    return tuple(sorted([*(r for r in row_splits if r.position != row_split.position), row_split]))
 
 
-def remove_recut(recuts: Recuts, index: int) -> Recuts:
-    """Return ``recuts`` except the one at ``index``."""
-    return recuts[:index] + recuts[index + 1 :]
+def remove_row_split(row_splits: RowSplits, index: int) -> RowSplits:
+    """Return ``row_splits`` except the one at ``index``."""
+    return row_splits[:index] + row_splits[index + 1 :]
 
 
 def fraction_grid(steps: int = 8) -> Tuple[float, ...]:

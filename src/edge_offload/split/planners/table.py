@@ -6,14 +6,14 @@ server_only    the server computes everything
 layer_cut      the best single cut through the program order
 spso_ga        layer partition that saves energy under a deadline, by a swarm with genetic operators
 loss_de        Intra-DP: local-operator split by differential evolution
-loss_beam      LOPInfer Alg. 1: recuts at every position, then large-neighbourhood search; then the server's rows
+loss_beam      LOPInfer Alg. 1: row splits at every position, then large-neighbourhood search; then the server's rows
                are moved operator by operator. The default.
 ============== =============================================================================================
 
 :func:`plan_table` is the entry point. The two LOSS planners start from the baselines and keep the best plan. So under
 the same model and objective they are never worse than device_only, server_only or layer_cut, at any bandwidth.
-``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison. For recuts see
-:class:`~edge_offload.split.planners.space.Recut`.
+``dsccs``, ``spso_ga`` and ``loss_de`` are in ``edge_offload_research.split.planners``, for comparison. For row
+splits see :class:`~edge_offload.split.planners.space.RowSplit`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.planners.shares import refine_rows
 from edge_offload.split.planners.space import (
-    Recut,
-    Recuts,
+    RowSplit,
+    RowSplits,
     ScoredPlan,
     Space,
     choose_best,
     fraction_grid,
-    insert_recut,
-    remove_recut,
+    insert_row_split,
+    remove_row_split,
 )
 
 Choice = List[ScoredPlan]
@@ -93,13 +93,13 @@ class PlanTable:
 def device_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Let the robot compute everything."""
     del objective, effort
-    return [space.score_recuts(space.device_only)] * len(space.bandwidths)
+    return [space.score_row_splits(space.device_only)] * len(space.bandwidths)
 
 
 def server_only(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Let the server compute everything: inputs go up, results come down."""
     del objective, effort
-    return [space.score_recuts(space.server_only)] * len(space.bandwidths)
+    return [space.score_row_splits(space.server_only)] * len(space.bandwidths)
 
 
 def layer_cut(space: Space, objective: Objective, effort: Effort) -> Choice:
@@ -112,25 +112,25 @@ def layer_cut(space: Space, objective: Objective, effort: Effort) -> Choice:
 def cut_layers(space: Space) -> List[ScoredPlan]:
     """Return the plans of device_only and server_only, and the single cuts through the program order."""
     positions = space.find_positions(most=32, largest=1.01)
-    recuts = [space.device_only, space.server_only]
-    recuts += [insert_recut(space.server_only, Recut(position, 1.0)) for position in positions]
-    return [space.score_recuts(each) for each in recuts]
+    row_splits = [space.device_only, space.server_only]
+    row_splits += [insert_row_split(space.server_only, RowSplit(position, 1.0)) for position in positions]
+    return [space.score_row_splits(each) for each in row_splits]
 
 
 def loss_beam(space: Space, objective: Objective, effort: Effort) -> Choice:
     """Find plans by LOPInfer Alg. 1.
 
-    Phase I: baselines, then recuts at every position. Phase II: large-neighbourhood search around each bandwidth's best
-    plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
+    Phase I: baselines, then row splits at every position. Phase II: large-neighbourhood search around each bandwidth's
+    best plan, until nothing improves. The last quarter of the time moves the server's rows, operator by operator.
     """
     end_s = time.monotonic() + effort.seconds
-    best = _search_recuts(space, objective, replace(effort, seconds=0.75 * effort.seconds))
+    best = _search_row_splits(space, objective, replace(effort, seconds=0.75 * effort.seconds))
     chooser = random.Random(effort.seed)
     return refine_rows(space, objective, best, effort.evaluations, chooser, lambda: time.monotonic() >= end_s)
 
 
-def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice:
-    """Search lists of recuts for :func:`loss_beam`: its phases I and II."""
+def _search_row_splits(space: Space, objective: Objective, effort: Effort) -> Choice:
+    """Search lists of row splits for :func:`loss_beam`: its phases I and II."""
     is_spent = SearchBudget(space, effort)
     candidates = [scored for choice in baseline_plans(space, objective, effort) for scored in choice]
     best = [choose_best(candidates, objective, index) for index in range(len(space.bandwidths))]
@@ -140,7 +140,9 @@ def _search_recuts(space: Space, objective: Objective, effort: Effort) -> Choice
             for position in positions:
                 if is_spent():
                     return best
-                _store_better(best, space.score_recuts(insert_recut(tail, Recut(position, fraction))), objective)
+                _store_better(
+                    best, space.score_row_splits(insert_row_split(tail, RowSplit(position, fraction))), objective
+                )
     return _search_neighbourhoods(space, objective, best, positions, is_spent, random.Random(effort.seed))
 
 
@@ -155,41 +157,47 @@ def _search_neighbourhoods(space: Space, objective: Objective, best: Choice, pos
     while not is_spent() and failures_in_a_row < 12 * len(best) and positions:
         index = moves % len(best)
         moves += 1
-        recuts = _move_recut(space, best[index].recuts, positions, chooser)
-        if recuts is None:
+        row_splits = _move_row_split(space, best[index].row_splits, positions, chooser)
+        if row_splits is None:
             failures_in_a_row += 1
             continue
-        improved = _store_better(best, space.score_recuts(recuts), objective)
+        improved = _store_better(best, space.score_row_splits(row_splits), objective)
         failures_in_a_row = 0 if improved else failures_in_a_row + 1
     return best
 
 
-def _move_recut(space: Space, recuts: Recuts, positions: Sequence[int], chooser: random.Random) -> Optional[Recuts]:
-    """Return a random neighbour of ``recuts``; None: the chosen move is not possible.
+def _move_row_split(
+    space: Space, row_splits: RowSplits, positions: Sequence[int], chooser: random.Random
+) -> Optional[RowSplits]:
+    """Return a random neighbour of ``row_splits``; None: the chosen move is not possible.
 
-    Moves: shift a recut's fraction or position, flip it, drop it, add one, or change which side computes the end.
+    Moves: shift a row split's fraction or position, flip it, drop it, add one, or change which side computes the end.
     """
-    inner = [k for k, recut in enumerate(recuts) if recut.position in positions]
+    inner = [k for k, row_split in enumerate(row_splits) if row_split.position in positions]
     move = chooser.choice(["fraction", "fraction", "position", "add", "drop", "flip", "tail"])
     if move == "add" or not inner:
-        return insert_recut(
-            recuts, Recut(chooser.choice(list(positions)), chooser.choice([*fraction_grid(), 1.0, 0.0]))
+        return insert_row_split(
+            row_splits, RowSplit(chooser.choice(list(positions)), chooser.choice([*fraction_grid(), 1.0, 0.0]))
         )
     k = chooser.choice(inner)
-    recut = recuts[k]
-    others = remove_recut(recuts, k)
+    row_split = row_splits[k]
+    others = remove_row_split(row_splits, k)
     if move == "drop":
         return others if others != space.device_only else None
     if move == "fraction":
         step = chooser.choice([-0.125, -0.0625, -0.03125, 0.03125, 0.0625, 0.125])
-        return insert_recut(others, replace(recut, fraction=min(max(recut.fraction + step, 0.0), 1.0)))
+        return insert_row_split(others, replace(row_split, fraction=min(max(row_split.fraction + step, 0.0), 1.0)))
     if move == "flip":
-        return insert_recut(others, replace(recut, flipped=not recut.flipped))
+        return insert_row_split(others, replace(row_split, flipped=not row_split.flipped))
     if move == "tail":
-        has_tail = recuts[-1].position == space.last
-        return recuts[:-1] if has_tail and len(recuts) > 1 else insert_recut(recuts, Recut(space.last, 0.0))
-    near = sorted(positions, key=lambda position: abs(position - recut.position))[1:5]
-    return insert_recut(others, replace(recut, position=chooser.choice(near))) if near else None
+        has_tail = row_splits[-1].position == space.last
+        return (
+            row_splits[:-1]
+            if has_tail and len(row_splits) > 1
+            else insert_row_split(row_splits, RowSplit(space.last, 0.0))
+        )
+    near = sorted(positions, key=lambda position: abs(position - row_split.position))[1:5]
+    return insert_row_split(others, replace(row_split, position=chooser.choice(near))) if near else None
 
 
 def _store_better(best: Choice, scored: ScoredPlan, objective: Objective) -> bool:

@@ -26,10 +26,10 @@ from tests.execute.engines.driver.small import Small, picture
 
 
 def taken_over(executor: ModuleExecutor) -> ModuleExecutor:
-    executor.run([picture(0)])
+    executor.run_module([picture(0)])
     assert executor.engine_ready(120)
     for number in range(seat.TRIALS):
-        executor.run([picture(number)])
+        executor.run_module([picture(number)])
     assert executor.engine.startswith("tensorrt"), executor.engine_state()
     return executor
 
@@ -59,7 +59,10 @@ def test_it_computes_what_torch_does_and_gives_everything_back(backend, allocati
     running = allocations()
     assert running != before
     for number in range(10):
-        want, report = plain.run([picture(number)]), in_a_thread(lambda n=number: executor.run([picture(n)]))
+        want, report = (
+            plain.run_module([picture(number)]),
+            in_a_thread(lambda n=number: executor.run_module([picture(n)])),
+        )
         assert re.match(rf"tensorrt {prepare.TENSORRT} fp32 plan [0-9a-f]{{12}}$", report.engine)
         assert find_mismatch(want.outputs, report.outputs, TOLERANCE[CLOSE]) == ""
     assert allocations() == running, "a run keeps nothing"
@@ -82,9 +85,9 @@ def test_weights_off_by_a_thousandth_never_take_over(backend, monkeypatch):
 
     monkeypatch.setattr(seat, "export_onnx", off)
     executor = ModuleExecutor(Small(), engine="tensorrt")
-    executor.run([picture(0)])
+    executor.run_module([picture(0)])
     assert executor.engine_ready(120)
-    assert executor.run([picture(1)]).engine == "eager"
+    assert executor.run_module([picture(1)]).engine == "eager"
     assert "off by" in executor.engine_state()[0]
 
 
@@ -105,9 +108,9 @@ def test_frames_are_answered_while_nvidias_builder_works(backend, trt, monkeypat
         with torch.no_grad():
             network.body[0].bias += attempt  # another network than the one that the cache has
         executor = ModuleExecutor(network, engine="tensorrt")
-        engines, ends = [executor.run([picture(0)]).engine], []
+        engines, ends = [executor.run_module([picture(0)]).engine], []
         while len(builds) < attempt:
-            engines.append(executor.run([picture(len(engines))]).engine)
+            engines.append(executor.run_module([picture(len(engines))]).engine)
             ends.append(time.monotonic())
         assert set(engines) == {"eager"}
         started_s, ended_s = builds[-1]
@@ -145,11 +148,11 @@ def plan(backend):
 def test_a_plan_that_is_not_used_is_evicted_and_torch_continues(backend, bindings, cache, monkeypatch):
     monkeypatch.setattr(execution.StandInRuntime, "deserialize_cuda_engine", lambda *_: None)
     executor = ModuleExecutor(Small(), engine="tensorrt")
-    executor.run([picture(0)])
+    executor.run_module([picture(0)])
     assert executor.engine_ready(120)
     assert "TensorRT cannot load the plan" in executor.engine_state()[0]
     assert list(cache.glob("*.engine")) == []
-    assert executor.run([picture(1)]).engine == "eager"
+    assert executor.run_module([picture(1)]).engine == "eager"
 
 
 def test_a_device_that_is_full_is_given_back_what_was_taken(backend, bindings, plan, allocations, cuda, monkeypatch):
@@ -219,7 +222,7 @@ def test_half_precision_is_a_flag_up_to_10_and_a_type_of_the_network_after(bindi
     monkeypatch.setattr(table, "BACKENDS", (driven(bindings, "fp16"),))
     assert table.pick_backend("auto", "cuda") is None, "nobody gets fewer bits unasked"
     executor = taken_over(ModuleExecutor(Small(), engine="tensorrt:fp16"))
-    want, report = ModuleExecutor(Small()).run([picture(3)]), executor.run([picture(3)])
+    want, report = ModuleExecutor(Small()).run_module([picture(3)]), executor.run_module([picture(3)])
     assert report.outputs[0].dtype is torch.float32
     assert find_mismatch(want.outputs, report.outputs, TOLERANCE[CLOSE]) != ""
     assert find_mismatch(want.outputs, report.outputs, TOLERANCE[REDUCED]) == ""

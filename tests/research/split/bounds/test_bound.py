@@ -227,7 +227,7 @@ def test_clocks_count_every_row_that_is_sent(classes: int, compiled: None) -> No
     server = tuple(OperatorCost(0.001, 0.001) for _ in located.operators)
     robot = tuple(OperatorCost(5.0, 5.0) for _ in located.operators)
     space = Space(CostModel(located, robot, server, link=LinkCosts(0.002, 0.0)), [1e4])
-    best = float(space.score_recuts(space.server_only).makespan_s[0])
+    best = float(space.score_row_splits(space.server_only).makespan_s[0])
     bound_s = Clocks(Counts(space, 1e4), classes).least_makespan(3.0 * best)
     assert bound_s == pytest.approx(best, rel=1e-3)
     assert bound_s <= best * (1 + 1e-9)
@@ -284,7 +284,7 @@ def test_omitted_potentials_do_not_change_the_result() -> None:
     for seed in range(6):
         space = Space(model_of(network(seed, rows=4, operators=5), seed), [300.0])
         counts = Counts(space, 300.0)
-        target = float(space.score_recuts(space.device_only).makespan_s[0]) * 1.5
+        target = float(space.score_row_splits(space.device_only).makespan_s[0]) * 1.5
         plain = Search(counts, target, 10**9, 0.0, make_potentials(counts, []))
         guided = Search(counts, target, 10**9, 0.0)
         assert guided.run() == pytest.approx(plain.run(), rel=1e-9)

@@ -12,7 +12,7 @@ from edge_offload.split.model.cost import CodecCost, CostModel, LinkCosts, Opera
 from edge_offload.split.model.locality import analyse_locality
 from edge_offload.split.model.objective import Objective
 from edge_offload.split.planners.shares import find_waists
-from edge_offload.split.planners.space import Recut, Space
+from edge_offload.split.planners.space import RowSplit, Space
 from edge_offload.split.planners.table import Effort, plan_table
 from edge_offload_research.split.bounds.certificate import TOLERANCE, certify_table
 from tests.split.split_chains import Chain
@@ -48,18 +48,18 @@ def space_of(seed: int) -> Space:
 def every_replicated_split(space: Space, objective: Objective) -> np.ndarray:
     best = np.full(len(space.bandwidths), np.inf)
     places = [waist.after for waist in find_waists(space.located)]
-    end = Recut(space.last, 0.0)
+    end = RowSplit(space.last, 0.0)
     options = [(), (end,)]
     for first in places:
-        start = (Recut(first, 1.0),) if first >= 0 else ()
+        start = (RowSplit(first, 1.0),) if first >= 0 else ()
         options.append((*start, end))
         for last in (place for place in places if place > first):
             length = space.located.operators[last].length
-            options += [(*start, Recut(last, rows / length, flipped, *halos), end)
+            options += [(*start, RowSplit(last, rows / length, flipped, *halos), end)
                         for rows in range(1, length) for flipped in (False, True)
                         for halos in ((False, False), (True, False), (False, True))]  # fmt: skip
-    for recuts in options:
-        scored = space.score_recuts(recuts)
+    for row_splits in options:
+        scored = space.score_row_splits(row_splits)
         pairs = zip(scored.makespan_s, scored.energy_j)
         best = np.minimum(best, [objective.compute_cost(float(s), float(j)) for s, j in pairs])
     return best
@@ -76,7 +76,8 @@ def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     space = space_of(0)
     place = find_waists(space.located)[-1].after
     twice, once = (
-        space.split_ranges((Recut(place, 0.5, flipped, handed), Recut(space.last, 0.0))) for handed in (False, True)
+        space.split_ranges((RowSplit(place, 0.5, flipped, handed), RowSplit(space.last, 0.0)))
+        for handed in (False, True)
     )
 
     def both(ranges) -> int:
@@ -88,17 +89,17 @@ def test_halos_that_are_handed_over_are_computed_once(flipped: bool) -> None:
     assert both(twice) > 0
     assert both(once) == 0
     assert once[0] == twice[0], "the robot's rows are its own halos', too"
-    for recuts in (twice, once):
-        check_plan(complete_plan(space.located, *recuts, identity=space.identity), space.located, space.identity)
+    for row_splits in (twice, once):
+        check_plan(complete_plan(space.located, *row_splits, identity=space.identity), space.located, space.identity)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
 def test_a_server_that_keeps_its_share_computes_no_halos_and_is_handed_them(flipped: bool) -> None:
     space = space_of(0)
     place = find_waists(space.located)[-1].after
-    end = Recut(space.last, 0.0)
-    ranges = space.split_ranges((Recut(place, 0.5, flipped), end))
-    robot, server = space.split_ranges((Recut(place, 0.5, flipped, fixed_share=True), end))
+    end = RowSplit(space.last, 0.0)
+    ranges = space.split_ranges((RowSplit(place, 0.5, flipped), end))
+    robot, server = space.split_ranges((RowSplit(place, 0.5, flipped, fixed_share=True), end))
     halos = 0
     for index, (low, high) in server.items():
         length = space.located.operators[index].length

@@ -252,7 +252,7 @@ class _JobQueue:
                 if not self._started:
                     self._started = True
                     background.start(self._name, self._run_jobs)
-                    background.when_over(functools.partial(self._queue.put, background.check))
+                    background.on_shutdown(functools.partial(self._queue.put, background.check))
 
     def _run_jobs(self) -> None:
         while True:

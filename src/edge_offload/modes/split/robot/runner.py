@@ -76,7 +76,7 @@ class SplitRunner(Runner):
             return lambda progress: self.opener.open_split(examples, progress)
 
         specs = specs_of(inputs)
-        opened = self._handles.get(specs)
+        opened = self._handles.get_handle(specs)
         if opened is not None and opened.objective != self.opener.settings.objective:
             self._handles.forget(specs, opened)
             self._outdated.append(opened)
@@ -84,7 +84,7 @@ class SplitRunner(Runner):
 
     def planned(self, inputs: Sequence[torch.Tensor]) -> Optional[SplitPlans]:
         """Return the plans for such inputs; None before the split is open."""
-        opened = self._handles.get(specs_of(inputs))
+        opened = self._handles.get_handle(specs_of(inputs))
         return None if opened is None else opened.planned
 
     def stays_local(self, inputs: Sequence[torch.Tensor]) -> bool:
@@ -126,7 +126,7 @@ class SplitRunner(Runner):
         self._handles.replace(specs, opened)
         return opened
 
-    def run(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
+    def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """Implement :class:`~edge_offload.modes.runner.Runner`."""
         del meta
         specs = specs_of(inputs)
@@ -204,7 +204,7 @@ class SplitRunner(Runner):
             entry[0].add_pair(took_s, local_s)
 
     def _require_open(self, specs: Specs) -> RobotSplit:
-        opened = self._handles.get(specs)
+        opened = self._handles.get_handle(specs)
         if opened is None:
             raise LinkLost(f"the split of {self._source.name!r} is not open")
         return opened

@@ -158,9 +158,9 @@ class SplitStrategy(Strategy):
         local_s = sorted(inference.seconds)[len(inference.seconds) // 2] if inference.seconds else 0.0
         try:
             started = time.monotonic()
-            attempt = runner.run(payloads, {}, self.lateness.limit(inference.name, local_s))
+            attempt = runner.attempt_inference(payloads, {}, self.lateness.limit_attempt(inference.name, local_s))
             if attempt.round_trips:
-                self.lateness.note(inference.name, time.monotonic() - started)
+                self.lateness.learn_result(inference.name, time.monotonic() - started)
         except Exception as error:  # the link, or an operator on a part of its rows: the device computes all of it
             self.splits.failed += 1
             self._record_failure(inference, error)

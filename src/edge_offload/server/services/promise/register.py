@@ -172,8 +172,10 @@ class PromiseRegister:
                     )  # fmt: skip
             return statuses
 
-    def update_plan(self, other: float) -> Tuple[List[Tuple[Peer, str]], List[Tuple[Peer, List[Tuple[int, float]]]]]:
-        """Plan anew, with a share ``other`` of the device's time for other work.
+    def update_plan(
+        self, other_share: float
+    ) -> Tuple[List[Tuple[Peer, str]], List[Tuple[Peer, List[Tuple[int, float]]]]]:
+        """Plan anew, with a share ``other_share`` of the device's time for other work.
 
         Returns:
             Those whose promise has ended, and why; and of all others (frame, seconds until its turn).
@@ -185,7 +187,7 @@ class PromiseRegister:
                 if silence_s > SILENT_S and robot.missed >= SILENT_SLOTS:
                     ended.append((robot.peer, f"none of its frames came for {silence_s:.1f} s"))
                     self.end_promise(name)
-            self.board.other = other
+            self.board.other_share = other_share
             ended += [(self._robots.pop(name).peer, reason) for name, reason in self.board.update_plan(now)]
             return ended, [
                 (robot.peer, [(frame, start - now) for frame, start in self.board.slots_of(name)])

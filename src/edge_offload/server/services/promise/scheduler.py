@@ -94,7 +94,7 @@ class PromiseScheduler(Scheduler):
             except Exception:  # a plan that fails must not end all plans
                 _log.exception("planning failed")
 
-    def submit(self, inference: ServerInference) -> None:
+    def schedule_inference(self, inference: ServerInference) -> None:
         """Implement :class:`~..replica.service.Scheduler`.
 
         Raises:
@@ -105,7 +105,7 @@ class PromiseScheduler(Scheduler):
         if "turn" in request.body and self._hold_inference(inference, PromiseReport.parse(request.body["turn"])):
             self._queue.nudge()
             return
-        self._others.submit(inference)
+        self._others.schedule_inference(inference)
 
     def _hold_inference(self, inference: ServerInference, report: PromiseReport) -> bool:
         """Let it wait for its batch; False: it has none, or none any more."""
@@ -137,7 +137,7 @@ class PromiseScheduler(Scheduler):
             complete = all((slot.robot, slot.frame) in self._waiting for slot in batch.slots)
             return 0.0 if complete else batch.latest
 
-    def run(self) -> None:
+    def run_due_work(self) -> None:
         """Implement :class:`~..replica.service.Scheduler`."""
         with self.register.lock:
             due, batch, subject = self.due_s(), self.register.board.next_batch(), self.register.subject
@@ -186,6 +186,6 @@ class PromiseScheduler(Scheduler):
             unplanned = [self._waiting.pop(key) for key in list(self._waiting) if key not in planned]
         for inference in unplanned:
             try:
-                self._others.submit(inference)
+                self._others.schedule_inference(inference)
             except EdgeOffloadError as error:
                 self._fail(inference.request, error)

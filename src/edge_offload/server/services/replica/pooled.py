@@ -86,7 +86,7 @@ class PoolScheduler(Scheduler):
     def close(self) -> None:
         """End the driver; waiting requests are refused."""
         self._stop.set()
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
         if self._thread.is_alive():
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -105,10 +105,10 @@ class PoolScheduler(Scheduler):
         rate = f"{status.get('rate', 0.0):.1f} /s"
         return f"{emulated}pool {self._settings.address}: {members_text}; {rate}; {status.get('why')}", status
 
-    def submit(self, inference: ServerInference) -> None:
+    def schedule_inference(self, inference: ServerInference) -> None:
         """Implement :class:`~.service.Scheduler`."""
         if inference.opened.replica.name != self._settings.model:
-            self._others.submit(inference)
+            self._others.schedule_inference(inference)
             return
         if not self._driver:
             raise Refused("full: the pool's driver is not there (yet)", remedy="compute locally meanwhile")
@@ -119,7 +119,7 @@ class PoolScheduler(Scheduler):
         with self._lock:
             self._waiting[number] = inference, time.monotonic() + max(limit_s, self._settings.slo_s) + 1.0
             self._outbox.append(number)
-        self._wakeup.wake()
+        self._wakeup.wake_thread()
 
     def engine_of(self, replica: Replica) -> str:
         """Return the engine of a replica: the pool's bits are those of its members, not of this machine."""
@@ -254,7 +254,7 @@ class PoolScheduler(Scheduler):
             specs = inference.opened.specs
             if specs not in self._emulated_outputs:
                 executor = inference.opened.replica.executor
-                self._emulated_outputs[specs] = executor.run([spec.zeros() for spec in specs]).outputs
+                self._emulated_outputs[specs] = executor.run_module([spec.zeros() for spec in specs]).outputs
             return self._emulated_outputs[specs]
         outputs = []
         if len(parts) != len(body["outputs"]):

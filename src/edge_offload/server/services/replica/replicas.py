@@ -59,7 +59,7 @@ class Replica:
         before = state_versions(self.executor.placed)
         started = time.monotonic()
         try:
-            self.executor.run([spec.zeros() for spec in specs])
+            self.executor.run_module([spec.zeros() for spec in specs])
         except EdgeOffloadError:
             raise
         except Exception as error:

@@ -141,7 +141,7 @@ class Scheduler(ABC):
         """Stop scheduling."""
 
     @abstractmethod
-    def submit(self, inference: ServerInference) -> None:
+    def schedule_inference(self, inference: ServerInference) -> None:
         """Have it computed and answered; returns at once.
 
         Raises:
@@ -156,7 +156,7 @@ class Scheduler(ABC):
         """Return when the next due work starts (monotonic seconds); None while there is none."""
         return None
 
-    def run(self) -> None:  # noqa: B027
+    def run_due_work(self) -> None:  # noqa: B027
         """Do the due work."""
 
     def engine_of(self, replica: Replica) -> str:
@@ -186,9 +186,9 @@ class FairScheduler(Scheduler):
         self._book = book
         self._service = service
 
-    def submit(self, inference: ServerInference) -> None:
+    def schedule_inference(self, inference: ServerInference) -> None:
         """Implement :class:`Scheduler`."""
-        peer, cost_s = inference.request.peer, self._book.expected_s(inference.opened.replica.name)
+        peer, cost_s = inference.request.peer, self._book.expected_inference_s(inference.opened.replica.name)
         self._check_wait(peer, cost_s, inference.wait_s)
         work = lambda: compute_alone(inference)  # noqa: E731
         self._queue.put_item(peer, lambda: self._service.answer_request(inference.request, work), cost_s)
@@ -212,7 +212,7 @@ def compute_alone(inference: ServerInference) -> None:
     """Compute one inference on the device's thread; an :class:`EdgeOffloadError` is the robot's answer."""
     inputs = inference.decode_inputs()
     try:
-        execution = inference.opened.replica.executor.run(inputs)
+        execution = inference.opened.replica.executor.run_module(inputs)
     except Exception as error:
         raise inference.explain_failure(error) from error
     inference.send_result(execution)
@@ -296,7 +296,7 @@ class ReplicaService(Service):
         if wait_s is not None and (not isinstance(wait_s, (int, float)) or not 0 <= wait_s < 1e6):
             raise ProtocolError("wait_s is a number of seconds")
         inference = ServerInference(request, opened, wait_s, self._quota.max_input_bytes, self._book, self._feed)
-        self._scheduler.submit(inference)
+        self._scheduler.schedule_inference(inference)
 
     def find_opened(self, request: Request) -> OpenedModel:
         """The model that a request's handle stands for.
