@@ -35,7 +35,7 @@ def test_arrivals_count_unless_the_queue_sets_their_pace(every_frame, count):
     from edge_offload.nodes.inference.offloaded import OffloadedNode
 
     arrivals = []
-    module = types.SimpleNamespace(frames=types.SimpleNamespace(note_arrival=arrivals.append))
+    module = types.SimpleNamespace(frames=types.SimpleNamespace(record_frame_arrival=arrivals.append))
     node = types.SimpleNamespace(
         _sharing=None, _network=types.SimpleNamespace(module=module), params={"every_frame": every_frame}
     )
