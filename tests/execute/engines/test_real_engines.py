@@ -144,7 +144,7 @@ def test_without_engines_no_package_of_an_engine_is_imported():
         "import sys, torch; from torch import nn; from edge_offload.execute.module import ModuleExecutor; "
         "from edge_offload.execute.engines import table; import edge_offload.server.server; "
         "import edge_offload.runtime.module; "
-        "ModuleExecutor(nn.ReLU()).run([torch.ones(3)]); table.list_engines(); "
+        "ModuleExecutor(nn.ReLU()).run_module([torch.ones(3)]); table.list_engines(); "
         "print([name for name in ('onnx', 'onnxruntime', 'openvino', 'tensorrt', 'pycuda') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
