@@ -180,7 +180,7 @@ def _links(records: Sequence[Mapping[str, Any]]) -> List[str]:
             ("transfer", f"{mode}_transfer", s),
             ("codec", f"{mode}_codec", s),
             ("session", f"{mode}_session", s),
-            ("all / their sum", f"{mode}_over", ratio),
+            ("latency / sum of parts", f"{mode}_over", ratio),
         ]
     columns.append(("replay / server", "over_server", ratio))
     if not rows:

@@ -289,6 +289,12 @@ def test_switches_are_counted_and_the_policy_can_be_exchanged():
     assert manager.switches == 1
 
 
+def test_a_policy_of_a_user_still_reads_the_old_name_of_the_standard_error():
+    forecast = Forecast(Mode.REPLAY, 0.1, standard_error_s=0.02)
+    with pytest.warns(DeprecationWarning, match="standard_error_s"):
+        assert forecast.doubt_s == 0.02
+
+
 def test_the_oracle_chooses_the_least():
     oracle = OraclePolicy(lambda now: {Mode.LOCAL: 0.2, Mode.SERVER: 0.1 if now < 5 else 0.9})
     assert decide(oracle, {}, now=1).mode is Mode.SERVER

@@ -68,9 +68,8 @@ class CompanionPlace(SplitDevice):
         start_facts: Dict[str, Any] = {"number": number, "sequence": identity, "run": run}
         if not self._process.run_operation("advance", "begin", **start_facts)[0]["known"]:  # it has no such plan
             plan_facts: Dict[str, Any] = {"number": number, "sequence": identity, "text": ready.plan.to_json()}
-            if not self._process.run_operation("advance", "plan", **plan_facts)[0][
-                "known"
-            ]:  # nor the network: a restart
+            facts, _ = self._process.run_operation("advance", "plan", **plan_facts)
+            if not facts["known"]:  # nor the network: a restart
                 self._send_network(identity)
                 self._process.run_operation("advance", "plan", **plan_facts)
             self._process.run_operation("advance", "begin", **start_facts)

@@ -27,6 +27,15 @@ from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest, find
 from edge_offload.protocol.messages import Answer, parse_answer
 from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
 
+#: Buffers that are likely to come again are looked for on the server from this size on.
+MIN_BLOB_BYTES = 16 << 10
+#: Bytes on the way at once; the server tells clients what it takes, and it takes more than this.
+MAX_IN_FLIGHT_BYTES = 40 << 20
+#: Seconds that a program may wait, before it goes on, for its message to leave.
+MAX_SEND_WAIT_S = 0.02
+#: Most bytes of a decoded answer.
+MAX_ANSWER_BYTES = 4 << 30
+
 
 @dataclass
 class _Sent:
@@ -158,7 +167,7 @@ class LinkRemote(Remote):
                     self._resume_or_end(error)
             if self._lost is not None:
                 raise self._lost
-        self.client.let_go(0.02)
+        self.client.let_go(MAX_SEND_WAIT_S)
         return sent.answer
 
     def can_renew(self) -> bool:
@@ -199,8 +208,7 @@ class LinkRemote(Remote):
                 named += buffer.names
                 continue
             view = memoryview(buffer).cast("B")
-            # from 16 KiB on, buffers that are likely to come again are looked for on the server
-            if sent.retain and view.nbytes >= 16 << 10:
+            if sent.retain and view.nbytes >= MIN_BLOB_BYTES:
                 pieces = split_blobs(view)
                 digests = [digest(piece) for piece in pieces]
                 parts.append([view.nbytes, digests])
@@ -257,8 +265,7 @@ class LinkRemote(Remote):
         self, kind: str, sent: _Sent, body: Dict[str, Any], buffers: Sequence[Buffer], on_part: Optional[OnPart] = None
     ) -> Future[Any]:
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        # the server tells clients what it takes, and it takes more than this
-        while self._in_flight and sum(self._in_flight.values()) + size > 40 << 20:
+        while self._in_flight and sum(self._in_flight.values()) + size > MAX_IN_FLIGHT_BYTES:
             done, _ = wait(list(self._in_flight), self.timeout_s, FIRST_COMPLETED)
             if not done:
                 raise LinkLost(f"the server took nothing for {self.timeout_s:g} s")
@@ -304,7 +311,7 @@ class LinkRemote(Remote):
 
     def _decode_answer(self, body: Dict[str, Any], buffers: Sequence[Buffer]) -> Answer:
         started_s = time.monotonic()
-        answer = parse_answer(payloads.decode(body.get("coded"), buffers, 4 << 30))
+        answer = parse_answer(payloads.decode(body.get("coded"), buffers, MAX_ANSWER_BYTES))
         self.spent.decode_s += time.monotonic() - started_s
         return answer
 

@@ -12,6 +12,10 @@ from edge_offload import background
 
 FULL_PASS_S = 600.0
 """Seconds between passes over all objects, which find what has become garbage since the last one."""
+PASS_S = 1.0
+"""Seconds between passes over new objects."""
+
+NO_FULL_COLLECTION = 1 << 30
 
 
 class Collector:
@@ -40,7 +44,7 @@ class Collector:
         """Passes over everything now, when nobody waits."""
         if self._thresholds is None:
             self._thresholds = gc.get_threshold()
-            gc.set_threshold(*self._thresholds[:2], 1 << 30)
+            gc.set_threshold(*self._thresholds[:2], NO_FULL_COLLECTION)
         self._full_pass_at_s = self._clock()
         self._collect_all()
 
@@ -73,7 +77,7 @@ class Collector:
         stopped = threading.Event()
 
         def collect_periodically() -> None:
-            while not stopped.wait(1.0):
+            while not stopped.wait(PASS_S):
                 self.collect_new()
 
         thread = threading.Thread(target=collect_periodically, name="edge-offload-collector", daemon=True)

@@ -26,10 +26,8 @@ def expected_improvement(forecast: Forecast, reference_s: float) -> float:
     The longer a mode has not run, the more likely it has changed unseen, which adds to its uncertainty.
     """
     changed = CHANGE * math.sqrt(-math.expm1(-min(forecast.age_s, 1e9) / CHANGE_S))
-    gain_s, deviation_s = (
-        reference_s - forecast.latency_s,
-        math.hypot(forecast.standard_error_s, changed * forecast.latency_s),
-    )
+    gain_s = reference_s - forecast.latency_s
+    deviation_s = math.hypot(forecast.standard_error_s, changed * forecast.latency_s)
     if deviation_s <= 0:
         return max(0.0, gain_s)
     ratio = gain_s / deviation_s

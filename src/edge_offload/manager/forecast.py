@@ -10,6 +10,7 @@ The errors that these predictions turned out to have give the uncertainty. Pure:
 from __future__ import annotations
 
 import math
+import warnings
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Callable, Container, Deque, Dict, Hashable, Iterable, Mapping, Optional, Tuple
@@ -65,6 +66,12 @@ class Forecast:
     def measured(self) -> bool:
         """Tell whether the mode has run."""
         return math.isfinite(self.latency_s)
+
+    @property
+    def doubt_s(self) -> float:
+        """Deprecated name of :attr:`standard_error_s`, for policies of users."""
+        warnings.warn("Forecast.doubt_s is named standard_error_s", DeprecationWarning, stacklevel=2)
+        return self.standard_error_s
 
 
 class _ModeHistory:

@@ -29,6 +29,8 @@ from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.replay.speculative import Speculative
 from edge_offload.replay.strategy import Strategy
 
+#: Seconds until the first attempt to return to a lost server; the interval doubles up to the second number.
+RETRY_S, MAX_RETRY_S = 5.0, 60.0
 MakeStrategy = Callable[[Mode, SegmentDispatcher], Strategy]
 
 
@@ -85,7 +87,7 @@ class Recorder:
         self._stand_in = stand_in
         self._absent: Optional[Remote] = None
         self._retry_at_s = 0.0
-        self._retry_every_s = 5.0
+        self._retry_every_s = RETRY_S
         self._once = Once()
         self._make = make
         self.strategy = make(mode, self.dispatcher)
@@ -270,7 +272,7 @@ class Recorder:
     def _return_to_server(self, flushed: FlushedSegment) -> None:
         """Go back to the server if it is there again, and nothing would be lost by that."""
         absent, exchange, dispatcher = self._absent, self.dispatcher.exchange, self.dispatcher
-        self._retry_every_s = min(2.0 * self._retry_every_s, 60.0)
+        self._retry_every_s = min(2.0 * self._retry_every_s, MAX_RETRY_S)
         self._retry_at_s = time.monotonic() + self._retry_every_s
         if absent is None or self.failed or self.strategy.in_step or flushed.generation != dispatcher.generation:
             return

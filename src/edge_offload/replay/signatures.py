@@ -23,6 +23,8 @@ from edge_offload.ir.trace.trace_graph import MAX_PAYLOAD
 from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.flushed import FlushedSegment
 
+#: Entries of each cache.
+MAX_CACHED = 1 << 12
 #: The shapes of a step's uploads are recorded up to this number of them; more uploads are weights.
 MAX_SHAPED = 16
 Integers = Tuple[Tuple[int, ...], ...]
@@ -329,5 +331,5 @@ def _short_bytes(payload: torch.Tensor) -> Optional[bytes]:
 
 
 def _bound_cache(cache: Dict[Any, Any]) -> None:
-    if len(cache) > 1 << 12:
+    if len(cache) > MAX_CACHED:
         cache.clear()

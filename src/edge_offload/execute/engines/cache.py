@@ -18,7 +18,10 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
 
+#: Bytes that all entries may take together.
+MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
+_MOST_HEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class EngineCache:
         most_bytes: what is kept; the entry that was used longest ago goes first.
     """
 
-    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = 2 << 30) -> None:
+    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = MOST_BYTES) -> None:
         self._given = folder
         self._most_bytes = most_bytes
 
@@ -158,7 +161,7 @@ def _read_entry(path: pathlib.Path) -> Optional[EngineEntry]:
         facts = os.fstat(descriptor)
         if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077:
             return _delete_invalid(path)
-        stated, head, built = stream.readline(4096), stream.readline(4096), stream.read()
+        stated, head, built = stream.readline(_MOST_HEAD), stream.readline(_MOST_HEAD), stream.read()
     digest = hashlib.sha256(head)
     digest.update(built)
     if digest.hexdigest().encode() + b"\n" != stated:

@@ -14,6 +14,10 @@ from edge_offload.execute.devices import Virtual
 
 #: Environment variable that keeps sessions from using CUDA graphs by being "0".
 SWITCH = "EDGE_OFFLOAD_CUDA_GRAPHS"
+#: Part of the memory of a session that its graphs may take.
+MAX_SHARE = 4
+#: Lines that one session writes of its graphs.
+MAX_REPORTED = 20
 
 
 class Replayable(Protocol):
@@ -173,7 +177,7 @@ class Captures:
     def _write_line(self, text: str) -> None:
         """Write a line, but not a line for every step of a program that has hundreds."""
         self._reported += 1
-        if self._reported <= 20:
+        if self._reported <= MAX_REPORTED:
             print(f"edge_offload: {text}", file=sys.stderr, flush=True)
 
 
@@ -187,5 +191,4 @@ def captures_of(device: torch.device, storage_bytes: int) -> Optional[Captures]:
     if device.type != "cuda" or Virtual.owner or os.environ.get(SWITCH, "1") == "0":
         return None
     driver: Any = CudaDriver(device)
-    # graphs may take a quarter of a session's memory
-    return Captures(driver, storage_bytes // 4)
+    return Captures(driver, storage_bytes // MAX_SHARE)

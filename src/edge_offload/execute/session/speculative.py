@@ -23,6 +23,8 @@ from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome
 from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate_formula, facts_of
 from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, following_step
 
+#: Distinct calls and segments, made from trace steps, that are kept for the next time.
+MAX_CALLS = 4096
 #: Reads of one run: each is a part of the answer, and a message of the link has at most 1,024.
 MAX_READS = 512
 MAX_SEGMENTS = 128
@@ -283,7 +285,7 @@ class SpeculativeExecutor:
         call = self._calls.get(named)
         if call is None:
             call = self._calls[named] = operator.with_integers(changes)
-            while len(self._calls) > 4096:
+            while len(self._calls) > MAX_CALLS:
                 self._calls.popitem(last=False)
         else:
             self._calls.move_to_end(named)

@@ -31,6 +31,9 @@ BranchKey = Tuple[int, ...]
 
 #: Steps since the inference began, and before the one in question, whose integers are looked at.
 REACH = 512
+MAX_SYMBOLS = 1024
+#: Of which so many are multiplied with each other.
+MAX_FACTORS = 48
 #: Sizes that are added up: tensors that are put behind each other.
 MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
@@ -173,7 +176,7 @@ def _single_symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, .
                 if values.count(values[0]) < len(values):
                     singles.setdefault(values, ((backward, position, item),))
             yield 1 + len(outcomes[0]) // 2
-            if len(singles) >= 1024:
+            if len(singles) >= MAX_SYMBOLS:
                 return singles
     return singles
 
@@ -183,7 +186,7 @@ def _symbol_products(
 ) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every product of two symbols that differs between the samples, by its values."""
     doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
-    items = list(singles.items())[:48]
+    items = list(singles.items())[:MAX_FACTORS]
     for index, (values, symbols) in enumerate(items):
         for others, more in items[index:]:
             product = tuple([a * b for a, b in zip(values, others)])

@@ -20,6 +20,7 @@ DTYPES: Dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 """The dtypes that may travel. Anything else (objects, strings, records, dates, big-endian) is refused."""
 
+MAX_DIMENSIONS = 32
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 """Largest array that :func:`edge_offload.link.codecs.decode` makes unless told otherwise (bytes)."""
 
@@ -126,7 +127,7 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
         raise ProtocolError(f"payload dtype {dtype[:32]!r} is not allowed")
     if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
         raise ProtocolError("payload descriptor: params is a map of names")
-    if not isinstance(shape, (list, tuple)) or len(shape) > 32:
+    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_DIMENSIONS:
         raise ProtocolError("payload descriptor: shape is a list of at most 32 sizes")
     product = DTYPES[dtype].itemsize
     for extent in shape:

@@ -42,6 +42,8 @@ LIKELY_LAG = 0.25
 #: Waiting scatters: what it may have added to a transfer is no more than this share of the latest ones leave below
 #: themselves, of so many within so many seconds (fewer tell nothing).
 UNDELAYED, RECENT, RECENT_S, FEWEST = 0.9, 16, 3.0, 6
+#: No transfer takes less (seconds).
+LEAST_S = 1e-6
 #: Weight of an estimate of unknown age.
 MAX_VARIANCE = 1.5
 
@@ -88,7 +90,7 @@ class RateFilter:
             return self._raise_estimate(now, size, busy_s, error_s)
         self._brief.clear()
         # the link carried no less than this, and no more than this
-        least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, 1e-6))
+        least, most = math.log(size / busy_s), math.log(size / max(busy_s - lag_s, LEAST_S))
         likely = math.log(size / (busy_s - LIKELY_LAG * min(lag_s, busy_s)))
         likely = min(likely, max(least, self._undelayed_log(now, least)))
         width = math.hypot(error, (most - least) / 2)
@@ -165,6 +167,9 @@ def _gain(variance: float, error: float) -> float:
     return variance / (variance + error**2)
 
 
+#: Standard deviation of a rate's logarithm from which on no more is subtracted.
+MOST_CAUTION = 1.2
+
 PASSIVE, ACTIVE, NONE = "passive", "active", "none"
 
 #: Seconds of upload between two looks at the kernel's count, which lowers the estimate below this share of it.
@@ -221,8 +226,7 @@ class LinkReading:
 
 
 def _caution_factor(error: float) -> float:
-    # no more is subtracted for larger errors
-    return math.exp(-(min(error, 1.2) ** 2) / 2) if math.isfinite(error) else 1.0
+    return math.exp(-(min(error, MOST_CAUTION) ** 2) / 2) if math.isfinite(error) else 1.0
 
 
 class LinkEstimator:

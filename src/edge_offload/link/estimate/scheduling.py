@@ -21,12 +21,18 @@ from typing import Any, Dict, List, Optional, Tuple
 MOVERS = "ZMQbg/IO"
 #: Seconds between two looks at the kernel's counts, at least; a look takes some 50 us.
 SAMPLE_S = 4e-3
+#: Seconds between two looks at what a hypervisor took away, which is counted in steps of 10 ms.
+STEAL_SAMPLE_S = 0.1
 #: Seconds of looks that are kept.
 HISTORY_S = 6.0
 #: Of the machine's line in ``/proc/stat``: what a hypervisor took away, in steps of 10 ms.
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
+#: Seconds over which the wait for a turn is averaged.
+TYPICAL_S = 3.0
 #: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
 WAITED = "_waited"
+#: From this delay of a wake-up on (seconds) a machine is called busy.
+BUSY_S = 5e-3
 
 
 class Waits:
@@ -49,8 +55,7 @@ class Waits:
             if seconds < before_s or turns < before:
                 samples.clear()  # another process counts from the beginning
             else:
-                # the wait for a turn is averaged over 3 s
-                fade = math.exp((since_s - now) / 3.0)
+                fade = math.exp((since_s - now) / TYPICAL_S)
                 mean_s, mean = self._mean
                 self._mean = (fade * mean_s + seconds - before_s, fade * mean + turns - before)
         if samples and now - samples[0][0] > 2 * HISTORY_S:
@@ -124,8 +129,7 @@ class ThreadCounts:
                 self._seconds += max(0, count[0] - before[0]) / 1e9
                 self._turns += max(0, count[1] - before[1])
                 self._threads[thread] = count
-        # a hypervisor counts what it took away in steps of 10 ms
-        if self._threads and now - self._steal_looked_s >= 0.1:
+        if self._threads and now - self._steal_looked_s >= STEAL_SAMPLE_S:
             self._steal_looked_s = now
             stolen = _STEAL.match(_read_text(self._machine) or "")
             if stolen:
@@ -210,7 +214,7 @@ def _read_text(path: str) -> Optional[str]:
 
 def describe_waits(robot_s: float, server_s: float) -> str:
     """Describe the processors to a person, with the mean waits for a turn on both ends."""
-    late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= 5e-3]
+    late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= BUSY_S]
     if not late:
         return "not busy"
     delays = " and ".join(f"{delay_s * 1e3:.0f} ms on the {name}" for name, delay_s in late)

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 
 MAX_PROBE_BYTES = 128 << 10
 MIN_PROBE_BYTES = 4 << 10
+FIRST_PROBE_BYTES = 32 << 10
 #: A probe that was too fast to be timed is followed by one four times as large, up to this factor.
 MAX_GROWTH = 16
-#: Seconds between two looks of the prober, which a follow-up waits for.
+#: So does one that raised the estimate by this factor.
+RISING = 1.15
+#: A follow-up comes after this share of the interval ...
+SOONER = 16
+#: ... or when the prober looks next, every so many seconds.
 POLL_S = 0.02
+#: An idle link of which nothing is in doubt is looked at so many times an interval: each look wakes a sleeping thread.
+IDLE_PROBES = 2
 UP, DOWN = 0, 1
 
 
@@ -71,8 +78,7 @@ class Prober:
         poll_s = min(POLL_S, self._interval_s / 4)
         if self._considered is None:
             return poll_s
-        # an idle link of which nothing is in doubt is looked at twice an interval: each look wakes a sleeping thread
-        return min(max(self._due_s - now, poll_s), self._interval_s / 2)
+        return min(max(self._due_s - now, poll_s), self._interval_s / IDLE_PROBES)
 
     def step(self, now: float) -> None:
         """Probe if it is time to."""
@@ -91,8 +97,7 @@ class Prober:
         # what surprised, and what was too small, is followed up at once; what no size can tell is not
         mute = [small[way] and self._grown[way] >= MAX_GROWTH for way in (UP, DOWN)]
         repeat = any((small[way] or unsure[way]) and not mute[way] for way in (UP, DOWN))
-        # a follow-up comes after a sixteenth of the interval
-        wait_s = (self._interval_s / 16 if repeat else self._interval_s) - quiet_s
+        wait_s = (self._interval_s / SOONER if repeat else self._interval_s) - quiet_s
         if wait_s > 0:
             self._considered, self._due_s = useful, now + wait_s
             return
@@ -111,8 +116,7 @@ class Prober:
         probe.add_done_callback(self._on_answer)
 
     def _rises(self, way: int, rate: float, unsure: bool) -> bool:
-        # a probe that raised the estimate by 15 % is followed by a larger one, too
-        return not unsure and rate > 1.15 * max(self._before[way], 1.0)
+        return not unsure and rate > RISING * max(self._before[way], 1.0)
 
     def _on_answer(self, done: Future[Any]) -> None:
         error = done.exception()
@@ -124,7 +128,7 @@ class Prober:
 def probe_bytes(bytes_per_s: float, interval_s: float, share: float) -> int:
     """Size of a probe in one direction (bytes)."""
     if bytes_per_s <= 0:
-        return 32 << 10
+        return FIRST_PROBE_BYTES
     return int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, share * bytes_per_s * interval_s)))
 
 

@@ -15,6 +15,10 @@ from typing import Dict, Optional, Tuple
 
 #: Times in a row that uploads have to be the same.
 SAME_TIMES = 4
+#: Times that other steps have to have begun an inference in between.
+INFERENCES = 2
+#: So many are told apart.
+MAX_STEPS = 128
 
 Uploads = Tuple[Optional[bytes], ...]
 
@@ -48,8 +52,7 @@ class ConstantUploads:
     def is_expected(self, signature: int) -> bool:
         """True if a step of ``signature``, after a read, will probably upload what it has always uploaded."""
         step = self._steps.get(signature)
-        # other steps have to have begun two inferences in between
-        if step is None or step.same < SAME_TIMES or step.begun < 2 or step.streak >= 2 * step.longest:
+        if step is None or step.same < SAME_TIMES or step.begun < INFERENCES or step.streak >= 2 * step.longest:
             return False
         other = self._steps.get(step.by) if step.by is not None else None
         return other is not None and (other.same < SAME_TIMES or 2 * other.count <= step.count)
@@ -57,7 +60,7 @@ class ConstantUploads:
     def note_step(self, signature: int, uploads: Uploads) -> bool:
         """Notes the uploads of a step after a read; returns True if they are constants."""
         constant = self.is_expected(signature) and self._steps[signature].latest == uploads
-        if len(self._steps) > 128:
+        if len(self._steps) > MAX_STEPS:
             self._steps.clear()
         current = self._steps.setdefault(signature, _Uploader())
         current.same = current.same + 1 if current.latest == uploads and None not in uploads else 1

@@ -21,8 +21,13 @@ from edge_offload.replay.prediction.history import CONTEXTS, Contexts, Trail
 from edge_offload.replay.prediction.step_models import StepModel, StepPlan
 from edge_offload.replay.signatures import CompletedStep, SignatureTable, TableCall
 
+MAX_NODES = 1024
 MAX_HISTORY = 8192
 MAX_STEPS = 1024
+#: So far at most where no upload ends an inference: who reads first would wait for all of it.
+MAX_ENDLESS = 8
+#: Number of sites after which learning starts over.
+MAX_SITES = 8192
 #: Stands for all the steps that are not observed.
 UNOBSERVED = -1
 
@@ -126,7 +131,7 @@ class Predictor:
     @property
     def is_full(self) -> bool:
         """True if so much was learned that learning should start over."""
-        return len(self._sites) > 8192
+        return len(self._sites) > MAX_SITES
 
     @property
     def cycle(self) -> Tuple[int, ...]:
@@ -272,8 +277,7 @@ class Predictor:
         places: Dict[Tuple[int, Site], int] = {}
         waiting: Deque[Tuple[ProgramState, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
-        # where no upload ends an inference, who reads first would wait for all of it
-        limit = 8 if endless else 1024
+        limit = MAX_ENDLESS if endless else MAX_NODES
 
         def enter(place: ProgramState, previous: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS

@@ -16,6 +16,7 @@ from edge_offload.replay.prediction.integer_formulas import IntegerFormulas
 from edge_offload.replay.signatures import CompletedStep, Integers, SegmentInvocation, SignatureTable, TableCall
 
 _INTEGER = struct.Struct("<q")
+MAX_KINDS = 6
 
 
 class StepPlan:
@@ -180,7 +181,7 @@ class StepModel:
         fresh_kind = done.kind not in self.kinds
         if fresh_kind:
             self.kinds[done.kind] = None
-            while len(self.kinds) > 6:
+            while len(self.kinds) > MAX_KINDS:
                 self.kinds.popitem(last=False)
         if confirmed and (self.last is None or self.last.opens == done.opens):
             return fresh_kind

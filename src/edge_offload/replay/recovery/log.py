@@ -21,11 +21,21 @@ from edge_offload.protocol.messages import SMALL, DeviceMessage, tensor_bytes
 from edge_offload.replay.recovery.effects import Effects, SegmentUse
 from edge_offload.replay.signatures import SegmentInvocation, SignatureTable
 
+#: Small uploads that are remembered, all together; what comes after them is not.
+MAX_SMALL_BYTES = 64 << 20
+#: Payloads put back with one message: the server holds them until it runs.
+MESSAGE_BYTES = 32 << 20
+#: Uploads to one storage that are remembered; a program that goes on writing to it from the host has state there.
+MAX_UPLOADS = 8
+#: Segments of which it is known what they do.
+MAX_USES = 1 << 14
 #: Segments that are kept because what they computed is held, and the bytes of their uploads.
 MAX_SEGMENTS = 1024
+MAX_PAYLOAD_BYTES = 64 << 20
 #: So many segments, or bytes of their uploads, are looked through at a time for what nobody holds any more.
 PRUNE_SEGMENTS = 64
 PRUNE_BYTES = 32 << 20
+PRUNE_FREED = 1 << 14
 #: A number above all others.
 NEVER = 1 << 62
 #: Has a large payload kept, under its name, and says whether it is.
@@ -131,7 +141,7 @@ class RecoveryLog:
         if use is None:
             if self._effects is None or self._effects.signatures is not signatures:
                 self._effects = Effects(signatures)
-            if len(self._uses) >= 1 << 14:
+            if len(self._uses) >= MAX_USES:
                 self._uses.clear()
             use = SegmentUse.of_definition(signatures.definition_of(invocation.segment), self._effects)
             self._uses[invocation.segment] = use
@@ -203,7 +213,7 @@ class RecoveryLog:
                 self._contents[storage].freed = True
             self._freed.add(storage)
             self._lost.discard(storage)
-        if len(self._freed) > 1 << 14:
+        if len(self._freed) > PRUNE_FREED:
             self._prune_segments()
 
     def _mark_computed(self, storage: int) -> None:
@@ -225,8 +235,7 @@ class RecoveryLog:
             contents.uploads[key] = named
             return True
         grown = self._small_bytes - _bytes_in_memory(contents.uploads.get(key, b"")) + data.nbytes
-        # a program that goes on writing to a storage from the host has state there
-        if grown > 64 << 20 or (len(contents.uploads) >= 8 and key not in contents.uploads):
+        if grown > MAX_SMALL_BYTES or (len(contents.uploads) >= MAX_UPLOADS and key not in contents.uploads):
             return False
         contents.uploads.pop(key, None)
         contents.uploads[key] = bytes(data)
@@ -288,7 +297,7 @@ class RecoveryLog:
         self._done = []
         broken: Set[int] = set()
         for number, done in enumerate(retained):
-            too_many = len(retained) - number > MAX_SEGMENTS or size > 64 << 20
+            too_many = len(retained) - number > MAX_SEGMENTS or size > MAX_PAYLOAD_BYTES
             if too_many or not broken.isdisjoint(done.needed):
                 size -= _payload_bytes(done)
                 broken.update(made for made in done.makes if not self._is_plain(made))
@@ -436,8 +445,7 @@ class _MessageBatch:
         self._message.segments.append((step.segment, pack_codes(codes)))
         self._message.steps.append(step)
         self._bytes += size
-        # the server holds payloads until the message runs
-        if self._bytes >= 32 << 20:
+        if self._bytes >= MESSAGE_BYTES:
             yield from self.flush()
 
 

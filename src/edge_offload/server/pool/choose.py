@@ -20,6 +20,8 @@ from edge_offload.server.pool.plan import PoolPlan, plan_most
 
 #: Rate over the undivided plan's above which no simulation is needed: waiting has cost up to a tenth.
 CLOSE = 1.15
+#: Load of the simulation over the undivided plan's rate, and its number of requests of all networks.
+LOAD, REQUESTS = 1.03, 3000
 #: Random seed of their arrivals.
 SEED = 230
 
@@ -40,8 +42,8 @@ def plan_steady(
         return best
     if best.objective >= CLOSE * undivided.objective:
         return best
-    load = 1.03 * undivided.objective
-    seconds = 3000 / (load * sum(demand.weight for demand in demands))
+    load = LOAD * undivided.objective
+    seconds = REQUESTS / (load * sum(demand.weight for demand in demands))
     source = np.random.default_rng(seed)
     arrivals = {
         demand.network.name: simulate.poisson_arrivals(load * demand.weight, seconds, source) for demand in demands

@@ -12,6 +12,13 @@ from edge_offload.server.promises.settings import choose_settings
 
 #: A promise holds on average over about this many seconds.
 MEMORY_S = 10.0
+#: A frame later than its estimate moves the estimate by the first share, an earlier one by the second: the estimate is
+#: the time by which nearly all frames have arrived.
+_LATER, _EARLIER = 0.3, 0.01
+#: Weight of a frame in the mean error of that estimate.
+_CLOCK_SHARE = 0.05
+#: Weight of a plan in the mean margin (planned minus real drop), and the margin's limit in bounds.
+_MARGIN_SHARE, _MOST_MARGIN = 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Robot:
     @property
     def usual_spare(self) -> float:
         """Drop beyond its bound that a plan may cost it in the long run."""
-        return min(max(self.margin, 0.0), 0.1 * self.client.wish.bound)
+        return min(max(self.margin, 0.0), _MOST_MARGIN * self.client.wish.bound)
 
     def record_use(self, frame: int, begin: int, latencies: Latencies) -> None:
         """Record that a result for ``frame`` is used from the frame ``begin`` on."""
@@ -127,9 +134,8 @@ class Robot:
             self.clock_error = None
         else:
             before = late if self.clock_error is None else self.clock_error
-            self.clock_error = before + 0.05 * (late - before)
-            # a late frame moves it more: it is the time by which nearly all frames have arrived
-            self.arrival += (0.3 if late > 0 else 0.01) * late
+            self.clock_error = before + _CLOCK_SHARE * (late - before)
+            self.arrival += (_LATER if late > 0 else _EARLIER) * late
 
     def capture_time(self, frame: int) -> float:
         """Return the estimated capture time of a frame."""
@@ -143,7 +149,7 @@ class Robot:
         self.interval = interval
         if self.mean is None:
             self.mean = drop
-        self.margin += 0.05 * (drop - self.mean - self.margin)
+        self.margin += _MARGIN_SHARE * (drop - self.mean - self.margin)
 
     def mark_planned(self, frame: int) -> None:
         """Record that a frame is in a batch."""

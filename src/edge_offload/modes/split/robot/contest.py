@@ -17,10 +17,16 @@ from typing import Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 #: Pairs after which is decided, if it can be; after the last, what is not decided is the undivided plan.
 DECISION_PAIRS = (8, 16, 32, 64)
+#: Chance of an error, over all looks and to one side, that is put up with.
+ERROR_CHANCE = 0.05
 #: The first pairs find cold caches.
 COLD_PAIRS = 2
 #: Seconds within which two inferences are neighbours.
 NEIGHBOUR_S = 3.0
+#: While the divided plan is used one inference in so many runs the other, ...
+CHECK_EVERY = 20
+#: ... and if it is no faster in the median of so many of these pairs, both run in turns again.
+CHECK_PAIRS = 16
 #: Seconds until a divided plan that was not fast enough is tried again; twice as long each time, up to the second.
 RETRY_S, MOST_RETRY_S = 300.0, 3600.0
 
@@ -79,8 +85,7 @@ class PlanContest:
             self._half = None
         self._count += 1
         if used:
-            # while the divided plan is used, one inference in 20 runs the other
-            return self._count % 20 != 0
+            return self._count % CHECK_EVERY != 0
         return self._count % 2 == 1
 
     def record_inference(self, divided: bool, seconds: float) -> None:
@@ -107,8 +112,7 @@ class PlanContest:
         self._ratios.append(divided_s / undivided_s)
         count = len(self._ratios)
         if self._verdict:
-            # no faster in the median of the latest pairs: both run in turns again
-            if median(list(self._ratios)[-16:]) >= 1.0:
+            if median(list(self._ratios)[-CHECK_PAIRS:]) >= 1.0:
                 self._restart()
         elif count in DECISION_PAIRS:
             self.ratios = compare_ratios(self._ratios)
@@ -153,8 +157,7 @@ class PlanContests:
 def compare_ratios(ratios: Sequence[float]) -> PairRatios:
     """Median of the ratios and its interval, for one look out of :data:`DECISION_PAIRS`."""
     ordered = sorted(ratios)
-    # 5 % over all looks, to one side
-    count, chance_limit = len(ordered), 0.05 / len(DECISION_PAIRS)
+    count, chance_limit = len(ordered), ERROR_CHANCE / len(DECISION_PAIRS)
     # the chance that no more than k of the pairs are below the true median is that of a fair coin
     rank, chance, below = 0, 0.5**count, 0.0
     while below + chance <= chance_limit:

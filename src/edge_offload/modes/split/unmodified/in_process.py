@@ -30,11 +30,15 @@ from edge_offload.replay.signatures import SegmentInvocation
 
 STORED_READS = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
+MAX_OTHER_SEGMENTS = 16
+"""Times in a row that the program did something else than the inference that was waited for."""
 CHECK_S = 0.25
 """While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
 What is known of an idle link changes no sooner (:class:`~edge_offload.link.transport.prober.Prober`)."""
 MAX_CUT_RUNS = 4 * REPEATS
 """Of an inference that is cut, without the same being used of it twice and kept."""
+NOTIFY_AFTER = 8
+"""Segments that could be no inference for the same reason, after which that is said."""
 
 
 class InProcessSession(DeviceSession):
@@ -91,8 +95,7 @@ class InProcessHandler:
         try:
             return self._recorder.flush(*fields)
         finally:
-            # times in a row that the program did something else than the inference that was waited for
-            if self._other_segments >= 16:
+            if self._other_segments >= MAX_OTHER_SEGMENTS:
                 for (segment, _, _), inference in self._inferences.list_items():
                     if segment in self._awaited:
                         self._inferences.disable(
@@ -132,7 +135,7 @@ class InProcessHandler:
         self._update_storages(generation, base, freed, written)
         if isinstance(segment, str):
             self._unfit[segment] += 1
-            if segment and self._unfit[segment] == 8:
+            if segment and self._unfit[segment] == NOTIFY_AFTER:
                 self._once.notify(f"an inference {segment}: it is computed here")
             if segment:
                 self._learner.end_trace()
