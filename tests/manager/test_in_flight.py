@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -197,6 +198,9 @@ class AtOnce:
 
     def hedge_at(self):
         return -math.inf
+
+    def next_look_at(self):
+        return time.monotonic()
 
     def link_stopped(self):
         return False

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edge_offload.link.estimate.estimator import BACKLOG_BYTES
 from edge_offload.link.transport.attention import Attention
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.lateness import Lateness, Patience, Tail, TimeoutLimits, Watch, due_s
@@ -121,6 +122,28 @@ def test_behind_an_earlier_frame_lateness_counts_from_that_ones_end():
     assert late.hedge_at() == pytest.approx(100.2 + 0.1 + POLL_S), "all of it may"
     first[0] = 99.0
     assert late.hedge_at() == pytest.approx(100.1 + POLL_S), "it was the first from its beginning"
+
+
+def test_a_waiting_frame_is_looked_at_again_only_where_something_may_have_changed():
+    lateness, first, now = lateness_after([0.0] * 64), [math.inf], time.monotonic()
+    alone = lateness.limit_frame(SERVER, 1.0, now=now + 1.0)
+    assert alone.next_look_at() == alone.hedge_at(), "nothing moves: one wake-up"
+    behind = lateness.limit_frame(SERVER, 1.0, now=now + 1.0, behind=lambda: (first[0], 0.03))
+    assert behind.next_look_at() <= time.monotonic() + POLL_S, "the frame before it may end at any time"
+    first[0] = now + 1.2
+    assert behind.next_look_at() == behind.hedge_at()
+
+
+def test_a_link_that_is_watched_is_looked_at_when_it_may_have_stopped():
+    watch = Watch(0.2, local_s=1.0)
+    limit_s = watch.next_look_s(0.0)
+    assert limit_s > 0.2, "it is quiet for as long now and then"
+    assert watch.next_look_s(limit_s - 0.05) == pytest.approx(0.05)
+    assert watch.next_look_s(2 * limit_s) == POLL_S
+    watch.has_stopped(100.0, 0.0, 10 * BACKLOG_BYTES, 0)
+    assert watch.next_look_s(0.0) == POLL_S, "bytes are under way: their progress tells"
+    watch.has_stopped(100.1, 0.0, 10 * BACKLOG_BYTES, 10 * BACKLOG_BYTES)
+    assert watch.next_look_s(0.0) == limit_s
 
 
 def test_a_deadline_holds_behind_an_earlier_frame_too():

@@ -12,7 +12,7 @@ from edge_offload.errors import LinkLost
 from edge_offload.manager.explore import worth_joining
 from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.lateness import TimeoutLimits
-from edge_offload.manager.tuning import GIVE_UP_S
+from edge_offload.manager.tuning import GIVE_UP_S, POLL_S
 from edge_offload.mode import Mode
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 from edge_offload.runtime.hedge import Hedge
@@ -37,6 +37,9 @@ class After:
 
     def hedge_at(self):
         return self.at
+
+    def next_look_at(self):
+        return min(self.at, time.monotonic() + POLL_S)
 
 
 def local(cancelled):

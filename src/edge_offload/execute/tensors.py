@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import abc
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -11,6 +12,7 @@ import edge_offload.older_torch  # noqa: F401
 from edge_offload.arrays import Array
 from edge_offload.errors import BadInput, ProtocolError
 from edge_offload.link.codecs import decode, encode
+from edge_offload.link.codecs.payload import dtype_name
 
 #: Tensors per message, at most.
 MAX_TENSORS = 256
@@ -55,7 +57,7 @@ class TensorSpec:
         Raises:
             ProtocolError: anything else, an unknown dtype, or a negative or absurd size.
         """
-        if not isinstance(raw, Mapping) or not isinstance(raw.get("shape"), (list, tuple)):
+        if not isinstance(raw, abc.Mapping) or not isinstance(raw.get("shape"), (list, tuple)):
             raise ProtocolError("a tensor is described by a map with dtype and shape")
         dtype, shape = raw.get("dtype"), raw["shape"]
         if not isinstance(dtype, str) or dtype not in _DTYPES:
@@ -171,7 +173,7 @@ def unpack_tensors(
 
 def _decode_tensor(array: Array, spec: TensorSpec) -> torch.Tensor:
     carrier = "int16" if spec.dtype in _TORCH_ONLY else spec.dtype
-    if array.dtype.name != carrier or array.shape != spec.shape:
+    if dtype_name(array.dtype) != carrier or array.shape != spec.shape:
         raise ProtocolError(f"a tensor announced as {spec} was sent as {array.dtype.name}{list(array.shape)}")
     # torch's own allocation: aligned for the kernels, and writable, unlike a view of the message
     tensor = torch.empty(spec.shape, dtype=_DTYPES[carrier])

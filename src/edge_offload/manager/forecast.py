@@ -10,6 +10,7 @@ The errors that these predictions turned out to have give the uncertainty. Pure:
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -94,6 +95,7 @@ class _ModeHistory:
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=FRAMES)
+        self._deviation_s: Optional[float] = None  # of the errors; None: not computed since they changed
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         if not planned_s and self._is_start_up(report.round_trips):
@@ -104,6 +106,7 @@ class _ModeHistory:
         link_s = stages["uplink"] + stages["downlink"]
         if expected is not None:
             self.errors.append(report.total_s - expected)
+            self._deviation_s = None
         # the first frame pays for choosing kernels and taking memory: the second one replaces it
         gain = 1 / min(max(self.frames, 1), ENOUGH)
         computing_s = stages["encode"] + stages["compute_robot"] + stages["decode"]
@@ -168,9 +171,11 @@ class _ModeHistory:
     def error_s(self, expected: float, reading: LinkReading) -> float:
         deviation_s = FIRST_NOISE * expected
         if len(self.errors) >= ENOUGH:
-            # without the worst few: one frame that met an outage says nothing of the next
-            usual = sorted(error**2 for error in self.errors)[: -math.ceil(RARE * len(self.errors))]
-            deviation_s = math.sqrt(sum(usual) / len(usual))
+            if self._deviation_s is None:
+                # without the worst few: one frame that met an outage says nothing of the next
+                usual = sorted(map(abs, self.errors))[: -math.ceil(RARE * len(self.errors))]
+                self._deviation_s = math.sqrt(sum(map(operator.mul, usual, usual)) / len(usual))
+            deviation_s = self._deviation_s
         # a latency is no less than nothing: errors of another time are no reason to say so
         return min(math.hypot(deviation_s, self.link_standard_error_s(reading)), expected)
 

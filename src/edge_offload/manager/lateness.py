@@ -150,6 +150,10 @@ class Watch:
         self.longest_s = max(self.longest_s, quiet_s)
         return quiet_s > self._limit_s or self._crawls(now, queued_bytes, acked_bytes)
 
+    def next_look_s(self, quiet_s: float) -> float:
+        """Return in how many seconds it may have stopped: while bytes are under way, their progress tells soon."""
+        return POLL_S if self._mark is not None else max(POLL_S, self._limit_s - quiet_s)
+
     def _crawls(self, now: float, queued_bytes: int, acked_bytes: int) -> bool:
         backlog = queued_bytes - acked_bytes
         if backlog < BACKLOG_BYTES:
@@ -204,12 +208,26 @@ class FrameLateness:
 
     def hedge_at(self) -> float:
         """Return when the robot begins by itself (monotonic seconds); it moves while earlier frames are out."""
+        return self._hedge_at()[0]
+
+    def next_look_at(self) -> float:
+        """Return when :meth:`hedge_at` and :meth:`link_stopped` may next say something else (monotonic seconds)."""
+        hedge_at, moves = self._hedge_at()
+        now, look_at = time.monotonic(), hedge_at
+        if moves:
+            look_at = min(look_at, now + POLL_S)
+        if self._attention is not None and self.watch is not None:
+            look_at = min(look_at, now + self.watch.next_look_s(self._attention.quiet_s(now)))
+        return look_at
+
+    def _hedge_at(self) -> Tuple[float, bool]:
+        """Return when the robot begins by itself, and whether that still moves."""
         since_s, part_s = (-math.inf, math.nan) if self._behind is None else self._behind()
         since_s -= self.started_s
         usual_s = self._usual_s
         if since_s > 0:
             usual_s = max(usual_s, since_s + (usual_s if math.isnan(part_s) else part_s))
-        return self.started_s + min(usual_s + self._slack_s, self._due_s)
+        return self.started_s + min(usual_s + self._slack_s, self._due_s), since_s == math.inf
 
     def link_stopped(self) -> bool:
         """Tell whether the link has stopped, so that waiting is of no use."""
@@ -225,7 +243,7 @@ class FrameLateness:
         """
         silence_s = math.nan if self.watch is None else self.watch.longest_s
         if self._attention is not None:
-            silence_s = max(silence_s, self._attention.longest_s)
+            silence_s = max(silence_s, self._attention.longest_s, self._attention.quiet_s(time.monotonic()))
         self._owner.learn_result(self._forecast.mode, seconds, seconds - self._forecast.latency_s, silence_s)
 
 

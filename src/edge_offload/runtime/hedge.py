@@ -34,13 +34,16 @@ OnLateResult = Callable[[float, Optional[Attempt]], None]
 
 
 class RaceTimer(Protocol):
-    """Decides when the local attempt starts beside a remote one; read every :data:`POLL_S` seconds."""
+    """Decides when the local attempt starts beside a remote one."""
 
     def hedge_at(self) -> float:
         """Return the start of the local attempt (monotonic seconds), which may move."""
 
     def link_stopped(self) -> bool:
         """Tell whether it starts now because the link has stopped."""
+
+    def next_look_at(self) -> float:
+        """Return when either may next say something else (monotonic seconds)."""
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,8 @@ class Hedge:
     def _await_in_time(out: Future[Any], timer: RaceTimer) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         while True:
-            remaining_s = max(0.0, timer.hedge_at() - time.monotonic())
-            if concurrent.futures.wait([out], min(remaining_s, POLL_S)).done:
+            look_s = min(max(0.0, timer.next_look_at() - time.monotonic()), threading.TIMEOUT_MAX)
+            if concurrent.futures.wait([out], look_s).done:
                 return True
             if timer.hedge_at() <= time.monotonic() or timer.link_stopped():
                 return False

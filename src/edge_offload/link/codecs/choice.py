@@ -22,7 +22,7 @@ from edge_offload.errors import BadInput
 from edge_offload.link.codecs.image import stack_frame
 from edge_offload.link.codecs.kernels.portable import NONE
 from edge_offload.link.codecs.method import NotApplicable
-from edge_offload.link.codecs.payload import Encoded, check_array
+from edge_offload.link.codecs.payload import Encoded, check_array, dtype_name
 from edge_offload.link.codecs.table import decode, encode_as
 
 AUTO = "auto"
@@ -236,7 +236,7 @@ class Selector:
 def _table_key(array: Array, content: str) -> Key:
     frame = stack_frame(array.shape, NONE)
     layout = "flat" if frame is None else f"{'interleaved' if frame.interleaved else 'planar'}{frame.channels}"
-    return array.dtype.name, layout, content, int(math.log2(array.nbytes))
+    return dtype_name(array.dtype), layout, content, int(math.log2(array.nbytes))
 
 
 def content_class(array: Array) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import abc
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
@@ -19,6 +20,8 @@ DTYPES: Dict[str, np.dtype[Any]] = {
     )
 }  # fmt: skip
 """The dtypes that may travel. Anything else (objects, strings, records, dates, big-endian) is refused."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 MAX_DIMENSIONS = 32
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
@@ -73,6 +76,11 @@ class Header:
         return self.size * self.dtype.itemsize
 
 
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The dtype's name, from a table: numpy makes it anew each time."""
+    return _NAMES.get(dtype) or str(dtype.name)
+
+
 def check_array(array: Array) -> Array:
     """``array`` as C-contiguous memory of the same shape and bits (a copy only where needed).
 
@@ -81,7 +89,7 @@ def check_array(array: Array) -> Array:
     """
     if not isinstance(array, np.ndarray):
         raise BadInput(f"cannot encode a {type(array).__name__}", remedy="pass a numpy array")
-    if array.dtype.name not in DTYPES:
+    if dtype_name(array.dtype) not in DTYPES:
         raise BadInput(f"dtype {array.dtype} does not travel", remedy=f"use one of {', '.join(DTYPES)}")
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
         raise BadInput("big-endian arrays do not travel", remedy="array.astype(array.dtype.newbyteorder('<'))")
@@ -115,7 +123,7 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
     Raises:
         ProtocolError: a key, type or size that is not allowed, or more than ``max_bytes`` once decoded.
     """
-    if not isinstance(descriptor, Mapping):
+    if not isinstance(descriptor, abc.Mapping):
         raise ProtocolError(f"payload descriptor is a {type(descriptor).__name__}, not a map")
     if not {"codec", "dtype", "shape"} <= set(descriptor) or not set(descriptor) <= _KEYS:
         raise ProtocolError(f"payload descriptor has keys {sorted(map(str, descriptor))[:8]}")
@@ -125,7 +133,7 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
         raise ProtocolError("payload descriptor: codec and dtype are strings")
     if dtype not in DTYPES:
         raise ProtocolError(f"payload dtype {dtype[:32]!r} is not allowed")
-    if not isinstance(params, Mapping) or not all(isinstance(key, str) for key in params):
+    if not isinstance(params, abc.Mapping) or not all(isinstance(key, str) for key in params):
         raise ProtocolError("payload descriptor: params is a map of names")
     if not isinstance(shape, (list, tuple)) or len(shape) > MAX_DIMENSIONS:
         raise ProtocolError("payload descriptor: shape is a list of at most 32 sizes")

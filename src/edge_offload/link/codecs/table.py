@@ -22,6 +22,7 @@ from edge_offload.link.codecs.payload import (
     bytes_of,
     check_buffers,
     check_descriptor,
+    dtype_name,
     one_part,
 )
 
@@ -93,7 +94,7 @@ def encode_as(name: str, array: Array, options: Mapping[str, Any]) -> Encoded:
     """
     method, kind = codec_named(name)
     params, parts = method.encode(array, kind, options)
-    descriptor: Dict[str, Any] = {"codec": name, "dtype": array.dtype.name, "shape": list(array.shape)}
+    descriptor: Dict[str, Any] = {"codec": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
     if params:
         descriptor["params"] = params
     if not method.lossless:

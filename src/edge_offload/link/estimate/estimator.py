@@ -229,6 +229,40 @@ def _caution_factor(error: float) -> float:
     return math.exp(-(min(error, MOST_CAUTION) ** 2) / 2) if math.isfinite(error) else 1.0
 
 
+class _RoundTrips:
+    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. What is read per frame is computed per change.
+
+    Attributes:
+        delay_s: half of the shortest; 0 while there is none.
+        above_s: how far the median is above the shortest.
+        variation_s: how far successive ones differ, in the mean.
+        usual_at_s: when one was last nearer to the shortest than to the median; -inf while there is none.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Deque[Tuple[float, float]] = deque()
+        self.delay_s = self.above_s = self.variation_s = 0.0
+        self.usual_at_s = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._latest)
+
+    def add_round_trip(self, now: float, rtt_s: float) -> None:
+        """Add one that has just ended."""
+        latest = self._latest
+        while latest and now - latest[0][0] > RTT_WINDOW_S:
+            latest.popleft()
+        latest.append((now, rtt_s))
+        seconds = [rtt for _, rtt in latest]
+        shortest_s = min(seconds)
+        self.delay_s = shortest_s / 2
+        self.above_s = sorted(seconds)[len(seconds) // 2] - shortest_s
+        differences_s = sum(abs(after - before) for before, after in zip(seconds, seconds[1:]))
+        self.variation_s = differences_s / len(seconds)
+        limit_s = shortest_s + self.above_s / 2
+        self.usual_at_s = max(at_s for at_s, rtt in latest if rtt <= limit_s)
+
+
 class LinkEstimator:
     """Collects evidence, answers with a :class:`LinkReading`. Thread-safe. Times are of one monotonic clock.
 
@@ -242,7 +276,7 @@ class LinkEstimator:
         self._up = RateFilter()
         self._down = RateFilter()
         self._source, self._deliveries = NONE, Deliveries()
-        self._round_trips: Deque[Tuple[float, float]] = deque()
+        self._round_trips = _RoundTrips()
         self._up_free_s = self._down_free_s = -math.inf
         self._mark: Optional[Tuple[float, int]] = None
 
@@ -251,16 +285,13 @@ class LinkEstimator:
         if not math.isfinite(rtt_s) or rtt_s < 0:
             return
         with self._lock:
-            while self._round_trips and now - self._round_trips[0][0] > RTT_WINDOW_S:
-                self._round_trips.popleft()
-            self._round_trips.append((now, rtt_s))
+            self._round_trips.add_round_trip(now, rtt_s)
 
     def add_transfer(self, transfer: Transfer, source: str = PASSIVE) -> None:
         """A request was answered."""
         with self._lock:
-            delay_s = self._delay_s()
+            delay_s, above_s = self._round_trips.delay_s, self._round_trips.above_s
             # the clock's error is in the delay, too; what round trips vary by is in no transfer's delay
-            above_s, wanders_s = self._varies_s()
             error_s = min(transfer.clock_error_s, abs(transfer.clock_error_s - delay_s) + above_s) + JITTER_S
             # a transfer had the link to itself when the one before it was through
             up_start_s = max(transfer.sent_s + delay_s, self._up_free_s)
@@ -277,7 +308,7 @@ class LinkEstimator:
             up_s, down_s = transfer.server_received_s - up_start_s, now - down_start_s
             size, seconds, done_s = self._deliveries.take_runs(now)
             if size and done_s >= transfer.server_received_s - transfer.clock_error_s:
-                drift_s = wanders_s * min(1.0, seconds / WANDER_S)
+                drift_s = self._round_trips.variation_s * min(1.0, seconds / WANDER_S)
                 used = self._add_rate(self._up, now, size, seconds, JITTER_S + drift_s, transfer.waited_up_s)
             else:  # the next hop took the bytes before the server did, or it was too little
                 used = self._add_rate(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
@@ -288,7 +319,7 @@ class LinkEstimator:
     def sample(self, now: float, size_up: float, up_s: float, size_down: float, down_s: float, error_s: float) -> None:
         """A transfer of which only sizes and durations are known, delays included."""
         with self._lock:
-            delay_s = self._delay_s()
+            delay_s = self._round_trips.delay_s
             error_s, lag_s = error_s + JITTER_S, UNSEEN * self.late_s
             used = self._add_rate(self._up, now, size_up, up_s - delay_s, error_s, lag_s)
             used |= self._add_rate(self._down, now, size_down, down_s - delay_s, error_s, lag_s)
@@ -319,7 +350,7 @@ class LinkEstimator:
                 return
             if self._mark is None:
                 # the first acknowledgement takes a round trip
-                self._mark = (now + 2 * self._delay_s() + self._varies_s()[0], acked)
+                self._mark = (now + 2 * self._round_trips.delay_s + self._round_trips.above_s, acked)
                 return
             since_s, before = self._mark
             busy_s = now - since_s
@@ -349,7 +380,7 @@ class LinkEstimator:
         with self._lock:
             for rate in (self._up, self._down):
                 rate.reset_estimate()
-            self._round_trips.clear()
+            self._round_trips = _RoundTrips()
             self._mark, self._deliveries, self._source = None, Deliveries(), NONE
             self._up_free_s = self._down_free_s = -math.inf
 
@@ -372,28 +403,19 @@ class LinkEstimator:
                 downlink=down.bytes_per_s,
                 uplink_error=up.log_error(now),
                 downlink_error=down.log_error(now),
-                rtt_s=min((rtt for _, rtt in self._round_trips), default=math.nan),
+                rtt_s=2 * self._round_trips.delay_s if self._round_trips else math.nan,
                 source=self._source,
                 samples=up.samples + down.samples,
                 age_s=now - max(up.updated_s, down.updated_s),
-                rtt_age_s=now - self._usual_rtt_at_s() if self._round_trips else 0.0,
+                rtt_age_s=now - self._round_trips.usual_at_s if self._round_trips else 0.0,
             )
+
+    @property
+    def uplink(self) -> float:
+        """Bytes per second, robot to server; 0 while unknown."""
+        return self._up.bytes_per_s
 
     @property
     def current(self) -> LinkReading:
         """The reading of this moment, cautious."""
         return self.make_reading(time.monotonic()).cautious
-
-    def _varies_s(self) -> Tuple[float, float]:
-        """Return how far a transfer's delay may be above the shortest, and how far successive ones differ."""
-        latest = [rtt for _, rtt in self._round_trips] or [0.0]
-        variation_s = sum(abs(after - before) for before, after in zip(latest, latest[1:])) / len(latest)
-        return sorted(latest)[len(latest) // 2] - min(latest), variation_s
-
-    def _usual_rtt_at_s(self) -> float:
-        """Return when a round trip was last nearer to the shortest of the latest ones than to their median."""
-        limit_s = 2 * self._delay_s() + self._varies_s()[0] / 2
-        return max(at_s for at_s, rtt in self._round_trips if rtt <= limit_s)
-
-    def _delay_s(self) -> float:
-        return min((rtt for _, rtt in self._round_trips), default=0.0) / 2

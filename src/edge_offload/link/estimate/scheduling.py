@@ -157,10 +157,11 @@ class ThreadCounts:
 
     def _read_counts(self, thread: int) -> Optional[Tuple[int, int]]:
         """Nanoseconds waited, and turns; None where the kernel does not count or the thread has ended."""
-        fields = (_read_text(f"{self._tasks}/{thread}/schedstat") or "").split()
-        if len(fields) != 3 or not all(field.isdigit() for field in fields):
+        try:
+            _, waited_ns, turns = map(int, (_read_text(f"{self._tasks}/{thread}/schedstat") or "").split())
+        except ValueError:
             return None
-        return int(fields[1]), int(fields[2])
+        return waited_ns, turns
 
 
 class BothEnds:

@@ -25,7 +25,7 @@ from edge_offload.link.estimate.clock import ClockReading
 from edge_offload.link.estimate.estimator import LinkEstimator
 from edge_offload.link.estimate.scheduling import BothEnds
 from edge_offload.link.security.keys import KeyStore
-from edge_offload.link.sockets.descriptors import Wakeup
+from edge_offload.link.sockets.descriptors import Deliveries, Wakeup
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.attention import Attention
 from edge_offload.link.transport.connection import DEFAULT_TIMINGS, ConnectionLost, Dialled, Target, Timings
@@ -124,8 +124,10 @@ class Keeper:
             for socket in dialled.sockets:
                 poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
-                poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
-                self.wakeup.clear_wakeups()
+                if any(
+                    ready == self.wakeup.descriptor for ready, _ in poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
+                ):
+                    self.wakeup.clear_wakeups()
                 if waits.take_sample(time.monotonic()):
                     self._incoming.estimator.late_s = sum(waits.typical_s)
                 # what has arrived is looked at before any timeout: this thread may itself have been late
@@ -153,6 +155,7 @@ class Keeper:
             estimator.round_trip(now, reading.latest_s)
         if dialled.ready:
             pulse = dialled.pulse
+            pulse.sampled_bytes = max(Deliveries.LEAST_BYTES, estimator.uplink * Deliveries.LEAST_S)
             estimator.add_progress(now, *pulse.read_progress(), self._incoming.waits.under_way, pulse.delivered)
 
     def _poll_s(self, dialled: Dialled) -> float:

@@ -33,6 +33,7 @@ __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "T
 rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
+_POLLIN = int(zmq.POLLIN)
 #: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
 UPLOAD_SAMPLE_S, UPLOAD_S = 4e-3, 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
@@ -64,6 +65,7 @@ class Heartbeat:
         received_s: when the peer was heard last.
         segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
         delivered: bytes that have reached the next hop, as of the latest look.
+        sampled_bytes: an upload of fewer is through before a second look at it; set by the owner.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
@@ -75,6 +77,7 @@ class Heartbeat:
         self._given = self._acked_base = self._acked = self._received = 0
         self._acked_s = self._given_s = 0.0
         self.delivered = 0
+        self.sampled_bytes = float(Deliveries.LEAST_BYTES)
         self.segments, self.segment_s = 0, now
 
     def start_counting(self, counters: Optional[descriptors.Counters]) -> None:
@@ -105,7 +108,7 @@ class Heartbeat:
         """Return when something is to be done, at the latest."""
         sample_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
         given, acked = self.read_progress()
-        if given - acked >= Deliveries.LEAST_BYTES and now - self._given_s < UPLOAD_S:
+        if given - acked >= self.sampled_bytes and now - self._given_s < UPLOAD_S:
             sample_s = now + UPLOAD_SAMPLE_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, sample_s)
 
@@ -315,11 +318,8 @@ class Dialled:
         return self._started_s + (self._timings.connect_s if self._tcp is None else self._timings.handshake_s)
 
     def _read_messages(self) -> Iterator[Tuple[Message, float, int]]:
-        while True:
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
+        while _has_message(self._socket):
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             now = time.monotonic()
             self.pulse.received_s = now
             sizes = [len(frame) for frame in frames]
@@ -368,11 +368,8 @@ class Dialled:
         self.clock.add_sample(sent_s, server_s, answered_s, now, wall - (time.time() - time.monotonic()))
 
     def _read_events(self) -> None:
-        while True:
-            try:
-                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while _has_message(self._monitor):
+            event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
             kind, value = struct.unpack("=hi", event)
             if kind == zmq.EVENT_CONNECTED:
                 self._started_s = time.monotonic()
@@ -398,3 +395,8 @@ class Dialled:
                 self._tcp.release_counters()
             elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 raise ConnectionLost("the connection broke" if self._tcp is not None else "connection refused")
+
+
+def _has_message(socket: zmq.Socket[Any]) -> bool:
+    """Tell whether a message waits; an exception for each look that finds none costs more than the look."""
+    return bool(int(socket.get(zmq.EVENTS)) & _POLLIN)

@@ -229,17 +229,17 @@ def _check_tree(root: Dict[str, Any], max_depth: int) -> None:
         below: List[Any] = []
         for node in level:
             if type(node) is dict:
-                if not all(type(key) is str for key in node):
+                if not set(map(type, node)) <= {str}:
                     raise ProtocolError("map keys must be strings")
                 children: Any = node.values()
             else:
                 children = node
-            for child in children:
-                kind = type(child)
-                if kind is dict or kind is list:
-                    below.append(child)
-                elif kind not in _PLAIN:
-                    raise ProtocolError(f"a {kind.__name__} is not allowed in a header")
+            kinds = set(map(type, children))
+            if kinds <= _PLAIN:
+                continue
+            for kind in kinds - _PLAIN - _NESTED:
+                raise ProtocolError(f"a {kind.__name__} is not allowed in a header")
+            below += [child for child in children if type(child) in _NESTED]
         if not below:
             return
         level = below
@@ -247,6 +247,7 @@ def _check_tree(root: Dict[str, Any], max_depth: int) -> None:
 
 
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+_NESTED = frozenset({dict, list})
 
 
 def first_over(sizes: Sequence[int], limits: Limits) -> Optional[str]:
