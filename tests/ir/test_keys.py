@@ -9,7 +9,7 @@ import torch
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import BoundOperator
-from edge_offload.ir.trace.keys import MAX_DEPTH, MAX_KEY_BYTES, calls_in, decode_key
+from edge_offload.ir.trace.keys import MAX_DEPTH, MAX_KEY_BYTES, KeyTemplate, calls_in, decode_key, integers_of
 
 TENSOR = b"T" + struct.pack("<BBB4qB", 6, 0, 1, 3, 1, 0, 12, 0)
 
@@ -67,6 +67,26 @@ def tensor(*sizes: int) -> bytes:
 
 def integers(*values: int) -> bytes:
     return b"V" + struct.pack(f"<I{len(values)}q", len(values), *values)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("aten::relu", tensor(3, 4)),
+        ("aten::add", tensor(2) + tensor(2, 2) + b"N"),
+        ("aten::view", tensor(2, 3, 4) + integers(6, 4)),
+        ("aten::relu", b"N"),
+    ],
+)
+def test_a_template_makes_the_keys_that_differ_in_integers(name: str, key: bytes) -> None:
+    offsets = decode_key(name, key)[1]
+    template = KeyTemplate(key, offsets)
+    assert template.fill_integers(integers_of(key, offsets)) == key
+    changed = [7 + place for place, _ in enumerate(offsets)]
+    expected = bytearray(key)
+    for offset, value in zip(offsets, changed):
+        struct.pack_into("<q", expected, offset, value)
+    assert template.fill_integers(changed) == bytes(expected)
 
 
 def test_a_recorded_convolution_runs_with_the_cudnn_flags_of_the_process_that_computes(

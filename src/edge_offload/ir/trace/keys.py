@@ -7,6 +7,7 @@ codes of a segment become its calls with the numbers of the storages that they r
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Protocol, Sequence, Tuple, TypeVar
 
@@ -87,6 +88,20 @@ def decode_key(name: str, key: bytes, varying: Mapping[int, int] = _NOTHING_VARI
     except (struct.error, UnicodeDecodeError, IndexError) as error:
         raise ProtocolError(f"malformed call: {error}") from None
     return DecodedKey(Operator(name, tuple(arguments)), tuple(decoder.offsets), tuple(decoder.operands))
+
+
+class KeyTemplate:
+    """Makes the keys of calls that differ in the integers at ``offsets`` (ascending) from ``key`` alone."""
+
+    def __init__(self, key: bytes, offsets: Sequence[int]) -> None:
+        ends = [0, *(offset + 8 for offset in offsets)]
+        between = [key[end:offset] for end, offset in zip(ends, [*offsets, len(key)])]
+        self._struct = struct.Struct("<" + "q".join(f"{len(part)}s" for part in between))
+        self._between, self._rest = between[:-1], between[-1]
+
+    def fill_integers(self, integers: Sequence[int]) -> bytes:
+        """The key with these integers."""
+        return self._struct.pack(*itertools.chain.from_iterable(zip(self._between, integers)), self._rest)
 
 
 def integers_of(key: bytes, offsets: Tuple[int, ...]) -> Tuple[int, ...]:

@@ -128,6 +128,8 @@ class Keeper:
                     ready == self.wakeup.descriptor for ready, _ in poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
                 ):
                     self.wakeup.clear_wakeups()
+                if dialled.ready:  # before all bookkeeping: a frame waits for it
+                    self._send_waiting(dialled)
                 if waits.take_sample(time.monotonic()):
                     self._incoming.estimator.late_s = sum(waits.typical_s)
                 # what has arrived is looked at before any timeout: this thread may itself have been late
@@ -140,7 +142,6 @@ class Keeper:
                 self._measure_link(dialled)
                 if dialled.ready and status.state is not LinkState.READY:
                     self._mark_ready(dialled)
-                if dialled.ready:
                     self._send_waiting(dialled)
                 self._incoming.expire_requests()
                 leaving = status.leaving

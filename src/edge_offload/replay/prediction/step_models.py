@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import bisect
-import struct
 from collections import OrderedDict
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.budget import LearningBudget, Work
+from edge_offload.ir.trace.keys import KeyTemplate
 from edge_offload.ir.trace.symbols import BranchKey, OutcomeHistory, evaluate_formula
 from edge_offload.ir.trace.trace_graph import FROM_START, FROM_STEP, SAME, Patch, TraceStep
 from edge_offload.replay.flushed import DYNAMIC, READ
 from edge_offload.replay.prediction.integer_formulas import IntegerFormulas
 from edge_offload.replay.signatures import CompletedStep, Integers, SegmentInvocation, SignatureTable, TableCall
 
-_INTEGER = struct.Struct("<q")
 MAX_KINDS = 6
 
 
@@ -49,6 +48,7 @@ class StepPlan:
         self._origins = [(how, value) for _, how, value in node.live]
         self._result_meta = result_meta or {}
         self._reported: Dict[int, Tuple[int, ...]] = {}
+        self._templates: Dict[int, KeyTemplate] = {}
 
     def integers(self, history: OutcomeHistory) -> Optional[Integers]:
         """The integers of each call's key; None if they cannot be worked out."""
@@ -84,11 +84,10 @@ class StepPlan:
             if like is None or self._reported.get(number) == integers[number]:
                 continue
             self._reported[number] = integers[number]
-            key = bytearray(like.key)
-            for offset, old, new in zip(like.offsets, like.integers, integers[number]):
-                if old != new:
-                    _INTEGER.pack_into(key, offset, new)
-            expected.append((like, bytes(key), integers[number], described))
+            template = self._templates.get(number)
+            if template is None:
+                template = self._templates[number] = KeyTemplate(like.key, like.offsets)
+            expected.append((like, template.fill_integers(integers[number]), integers[number], described))
         return expected
 
     def _live_storages(self, base: int, start: int) -> Tuple[int, ...]:

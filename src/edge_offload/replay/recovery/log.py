@@ -9,6 +9,7 @@ storage that every session has. Whatever is not certain to be the same counts as
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set
 
@@ -90,7 +91,7 @@ class _Done:
     @property
     def needed(self) -> List[int]:
         """Storages and generators that must exist before it runs."""
-        return [*(storage for _, storage in self.invocation.live), *self.generators]
+        return [storage for _, storage in self.invocation.live] + self.generators
 
     def uploads_late(self, storage: int) -> bool:
         """True if it fills ``storage`` after it has used it."""
@@ -187,9 +188,10 @@ class RecoveryLog:
 
     def _note_uploads(self, done: _Done, live: Dict[int, int], store: Optional[StoreUpload]) -> None:
         invocation, storages = done.invocation, dict(live)
+        older = [canonical for canonical, _ in invocation.live]  # in ascending order
         for canonical, key in done.use.made.items():
             if canonical not in invocation.dead and canonical not in done.use.computed:
-                storage = invocation.base + canonical - sum(number < canonical for number in live)
+                storage = invocation.base + canonical - bisect.bisect_left(older, canonical)
                 storages[canonical] = storage
                 self._contents[storage] = _Contents(key, written=done.number)
         for canonical, key, number in done.use.uploads:
