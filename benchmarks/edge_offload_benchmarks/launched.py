@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.errors import RemoteError
+from edge_offload_benchmarks.experiments.busy import burn_cores
 
 AUTO = "auto"
 FIXED_MODES = ("local", "server", "replay", "split")
@@ -104,7 +105,7 @@ def read_launch(summary: pathlib.Path, started_at: float) -> Launched:
 
 def compare_modes(
     turns: int, lead_s: float, seconds: float, arguments: Mapping[str, str], truth: float = 0.0, port: int = 11911,
-    folder: Optional[pathlib.Path] = None, modes: Sequence[str] = FIXED_MODES,
+    folder: Optional[pathlib.Path] = None, modes: Sequence[str] = FIXED_MODES, busy: int = 0,
 ) -> Dict[str, Any]:  # fmt: skip
     """The record ``adaptive_launch``.
 
@@ -117,17 +118,19 @@ def compare_modes(
         port: of the first master, and two behind it.
         folder: folder for what each run did; one that is there already is not run again.
         modes: modes that are, ``server`` among them.
+        busy: processes beside each run that use a processor all the time.
     """
     names = (AUTO, *modes)
     runs: Dict[str, List[Launched]] = {name: [] for name in names}
     for turn in range(turns):
         for name in (*names[turn % len(names) :], *names[: turn % len(names)]):
             saved = None if folder is None else folder / f"{turn + 1}_{name}.json"
-            runs[name].append(_run(saved, name, lead_s + seconds, arguments, port))
+            with burn_cores(busy, lead_s + seconds + AROUND_S):
+                runs[name].append(_run(saved, name, lead_s + seconds, arguments, port))
             row = _row_of(name, runs[name], lead_s, truth)
             print(f"turn {turn + 1}, {name:6}: mean {row['mean_s'] * 1e3:5.0f} ms over {row['frames']} frames, "
                   f"first result after {row['first_s']:.1f} s, {row['share']}", flush=True)  # fmt: skip
-    return judge_launches(runs, lead_s, seconds, arguments, truth)
+    return {**judge_launches(runs, lead_s, seconds, arguments, truth), "busy": busy}
 
 
 def _run(saved: Optional[pathlib.Path], mode: str, seconds: float, arguments: Mapping[str, str], port: int) -> Launched:

@@ -234,7 +234,8 @@ def _adaptive_launch(records: Any) -> List[str]:
     lines: List[str] = []
     for record in records:
         told = " ".join(f"{name}:={value}" for name, value in sorted(record["arguments"].items()))
-        lines += [f"## {told}", "", f"{record['turns']} turns; {record['seconds']:g} s of each run, behind "
+        busy = f", beside {record['busy']} busy processes" if record.get("busy") else ""
+        lines += [f"## {told}{busy}", "", f"{record['turns']} turns; {record['seconds']:g} s of each run, behind "
                   f"{record['lead_s']:g} s; load average {record['load_average']:.1f} on {record['cores']} cores.",
                   ""]  # fmt: skip
         rows = [{**row, "ran": ", ".join(f"{mode} {part:.0%}" for mode, part in row["share"].items())}

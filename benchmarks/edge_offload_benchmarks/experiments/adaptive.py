@@ -22,6 +22,7 @@ every mode and plan will take.
   edge-offload bench adaptive --launch link=wifi_93mbps model=movenet  with arguments of the launch file
   edge-offload bench adaptive --launch link=wifi_93mbps --held server --lead 0 --seconds 20 --turns 6
                                                                        frames while modes are learnt and plans made
+  edge-offload bench adaptive --launch --busy 2                        on a machine whose processors others want, too
 
 regret: mean latency / the oracle's mean latency - 1. remote when faster: share of the frames for which a remote mode
 was forecast to be faster that went there. in outages: frames that begin while the link is dead. Below each table stands
@@ -81,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "but against server; 0: it is all that is (120)")  # fmt: skip
     parser.add_argument("--held", nargs="+", default=["server", "local", "replay", "split"], metavar="MODE",
                         help="with --launch: modes that are held (all)")  # fmt: skip
+    parser.add_argument("--busy", type=int, default=0, metavar="N",
+                        help="with --launch: processes beside it that use a processor all the time (0)")  # fmt: skip
     parser.add_argument("--keep", type=pathlib.Path, metavar="FOLDER", help="with --launch: keep what each run did "
                         "here, and go on behind those that are there")  # fmt: skip
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record adaptive_bench here")
@@ -153,8 +156,8 @@ def _run_launches(args: argparse.Namespace) -> int:
 
     if shutil.which("roslaunch") is None:
         raise Unsupported("there is no roslaunch here", remedy="source devel/setup.bash")
-    if args.turns < 1 or args.lead < 0 or not all("=" in item for item in args.launch):
-        raise BadInput("--turns is at least 1, --lead at least 0, arguments are NAME=VALUE")
+    if args.turns < 1 or args.lead < 0 or args.busy < 0 or not all("=" in item for item in args.launch):
+        raise BadInput("--turns is at least 1, --lead and --busy at least 0, arguments are NAME=VALUE")
     if "server" not in args.held or not set(args.held) <= set(launched.FIXED_MODES):
         raise BadInput(f"--held takes server, and others of {', '.join(launched.FIXED_MODES)}")
     arguments = {"link": "wifi_indoors", **dict(item.replace(":=", "=").split("=", 1) for item in args.launch)}
@@ -163,12 +166,12 @@ def _run_launches(args: argparse.Namespace) -> int:
     constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
     truth = named_link(arguments["link"]).up.mean_rate() if constant else 0.0
     record = launched.compare_modes(args.turns, args.lead, args.seconds or 300.0, arguments, truth, folder=args.keep,
-                              modes=args.held)  # fmt: skip
+                              modes=args.held, busy=args.busy)  # fmt: skip
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:
         others = [item for item in records.read_list(args.json, "adaptive_launch")
-                  if item["arguments"] != record["arguments"]]  # fmt: skip
+                  if any(item.get(name) != record[name] for name in ("arguments", "busy"))]  # fmt: skip
         records.write(args.json, "adaptive_launch", [*others, record])
     return 0
 
