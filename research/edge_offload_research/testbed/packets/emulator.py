@@ -61,7 +61,7 @@ class PacketEmulator:
             self._forwarder.close()
             raise
         self._set_translation()
-        self._control, self._order = os.pipe()
+        self._control, self._order = (os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb")))
         self._thread: Optional[threading.Thread] = None
         self.address = f"tcp://{join_address(*self._far)}"
 
@@ -74,13 +74,13 @@ class PacketEmulator:
     def close(self) -> None:
         """Stop, and remove devices, routes and namespaces."""
         if self._thread is not None:
-            os.write(self._order, b"q")
+            self._order.write(b"q")
             self._thread.join()
             self._thread = None
         self.network.close()
         self._forwarder.close()
-        os.close(self._control)
-        os.close(self._order)
+        self._control.close()
+        self._order.close()
 
     def __enter__(self) -> PacketEmulator:
         return self.start()
@@ -158,7 +158,7 @@ class PacketEmulator:
                 self._forwarder.set(direction, now, delay_s, terms, trace if traced else None)
             self._link, self._pair = link, pair
             if getattr(self, "_thread", None) is not None:
-                os.write(self._order, b"c")
+                self._order.write(b"c")
 
     def _set_translation(self) -> None:
         self._forwarder.translate(self.network.robot, self._far, self._to, FLIP)
@@ -166,6 +166,6 @@ class PacketEmulator:
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # a radio needs no processor of the robot's
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        failed = self._forwarder.run(*self.network.descriptors, self._control)
+        failed = self._forwarder.run(*self.network.descriptors, self._control.fileno())
         if failed:
             log.error("packet emulator: %s; the link is gone", os.strerror(failed))

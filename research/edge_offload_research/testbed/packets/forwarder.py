@@ -121,4 +121,5 @@ class Forwarder:
 
     def close(self) -> None:
         """Give the memory back; nothing may follow."""
-        self._library.link_free(self._link)
+        link, self._link = self._link, ctypes.c_void_p()
+        self._library.link_free(link)

@@ -384,6 +384,7 @@ void link_counts(emulated_link *k, int direction, double now, counts *out) {
 double link_late_s(emulated_link *k) { return k->late_most_s; }
 
 void link_free(emulated_link *k) {
+    if (!k) return;
     for (int i = 0; i < 2; i++) {
         lane *l = &k->lanes[i];
         for (packet *p = l->head, *next; p; p = next) {

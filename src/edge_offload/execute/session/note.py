@@ -36,13 +36,14 @@ class CrashNote:
     """
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("edge_offload-operator")
-        os.ftruncate(self.descriptor, NOTE_BYTES)
+        self._file = os.fdopen(os.memfd_create("edge_offload-operator"), "r+b", 0)
+        self._file.truncate(NOTE_BYTES)
+        self.descriptor = self._file.fileno()
         self._memory = mmap.mmap(self.descriptor, NOTE_BYTES)
 
     def close_descriptor(self) -> None:
         """The process has inherited it, or will not."""
-        os.close(self.descriptor)
+        self._file.close()
 
     def running_operator(self) -> str:
         """``, while running …``: the operator that the process is running, or was when it ended; empty if none."""

@@ -211,9 +211,10 @@ class Wakeup:
     """A pipe whose reading end is polled. Wakes between two :meth:`clear_wakeups` calls merge into one."""
 
     def __init__(self) -> None:
-        self.descriptor, self._write = os.pipe()
+        self._reader, self._writer = (os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), ("rb", "wb")))
+        self.descriptor = self._reader.fileno()
         os.set_blocking(self.descriptor, False)
-        os.set_blocking(self._write, False)
+        os.set_blocking(self._writer.fileno(), False)
         self._pending = False
 
     def wake_thread(self) -> None:
@@ -221,18 +222,18 @@ class Wakeup:
         if self._pending:
             return
         self._pending = True
-        with contextlib.suppress(BlockingIOError):  # full: it is readable already
-            os.write(self._write, b"w")
+        self._writer.write(b"w")  # none is written if it is full: it is readable already
 
     def clear_wakeups(self) -> None:
         """Empty the pipe. Call it before checking for work, so that work added meanwhile wakes the thread again."""
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self.descriptor, 64)) == 64:
-                pass
+        while len(self._reader.read(64) or b"") == 64:
+            pass
         # after the read: otherwise the byte of a wake in between would be read, and later wakes would write none
         self._pending = False
 
     def close(self) -> None:
         """Close both ends; no wake may follow."""
-        os.close(self.descriptor)
-        os.close(self._write)
+        self._reader.close()
+        self._writer.close()
+
+    __del__ = close

@@ -79,14 +79,15 @@ def _to_command(text: str, output: int) -> List[str]:
 class _GstreamerProcess(Feed):
     def __init__(self, text: str) -> None:
         self._text = text
-        self._data, output = os.pipe()
+        data, output = os.pipe()
+        self._data = os.fdopen(data, "rb", 0)
         try:
             self._process = subprocess.Popen(
                 _to_command(text, output), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 pass_fds=(output,), env={**os.environ, "LC_ALL": "C", "GST_DEBUG_NO_COLOR": "1"},
             )  # fmt: skip
         except OSError as error:
-            os.close(self._data)
+            self._data.close()
             raise BadInput(f"cannot start {LAUNCHER}: {error.strerror}") from error
         finally:
             os.close(output)
@@ -125,7 +126,7 @@ class _GstreamerProcess(Feed):
 
     def _read_header(self, closed: threading.Event) -> bytes:
         while b"\r\n\r\n" not in self._rest:
-            more = self._wait_readable(closed) and os.read(self._data, 4096)
+            more = self._wait_readable(closed) and self._data.read(4096)
             if not more:
                 return b""
             self._rest += more
@@ -139,7 +140,7 @@ class _GstreamerProcess(Feed):
         data[:have], self._rest = self._rest[:have], self._rest[have:]
         with memoryview(data) as view:
             while have < length:
-                more = os.readv(self._data, [view[have:]]) if self._wait_readable(closed) else 0
+                more = self._data.readinto(view[have:]) if self._wait_readable(closed) else 0
                 if not more:
                     return bytearray()
                 have += more
@@ -196,7 +197,7 @@ class _GstreamerProcess(Feed):
 
     def close(self) -> None:
         # whoever waits for room in the pipe goes on
-        os.close(self._data)
+        self._data.close()
         if self._process.poll() is None:
             # a driver wants to be told: Argus keeps the camera of a process that was killed
             self._process.send_signal(signal.SIGINT)
