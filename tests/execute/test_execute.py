@@ -17,6 +17,7 @@ from torch import nn
 from edge_offload.errors import BadInput, DeviceLost, LinkLost, OutOfMemory, ProtocolError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute import fingerprint as fingerprints
+from edge_offload.execute import module as execute_module
 from edge_offload.execute.devices import gpu_failures
 from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
 from edge_offload.execute.module import PAUSE_S, CpuFallback, ModuleExecutor
@@ -168,6 +169,34 @@ def test_a_gpu_without_memory_is_retried_later_and_a_failed_one_never():
     assert spare.stands_in(now + 1.9 * PAUSE_S), "for longer"
     assert "it is gone" in spare.note_failure(DeviceLost("it is gone"), for_good=True)
     assert spare.stands_in(1e12)
+
+
+class FullGpu(ModuleExecutor):
+    """Stands for an executor on a GPU whose memory is full at every attempt but one; one run takes a second."""
+
+    def __init__(self, good_attempt):
+        super().__init__(nn.Identity())
+        self.device, self._fallback = torch.device("cuda"), CpuFallback("cuda")
+        self.good_attempt, self.now_s, self.attempts_s = good_attempt, 0.0, []
+
+    def monotonic(self):
+        return self.now_s
+
+    def _run_on(self, inputs, module, device):
+        if device.type == "cuda":
+            self.attempts_s.append(self.now_s)
+            if len(self.attempts_s) != self.good_attempt:
+                raise OutOfMemory("it is full")
+        self.now_s += 1.0
+        return super()._run_on(inputs, module, torch.device("cpu"))
+
+
+def test_a_failure_after_a_success_of_the_gpu_costs_the_first_pause_again(monkeypatch):
+    executor = FullGpu(good_attempt=4)
+    monkeypatch.setattr(execute_module, "time", executor)
+    for _ in range(20):
+        executor.run_module([torch.ones(1)])
+    assert executor.attempts_s == [0.0, 2.0, 6.0, 14.0, 15.0, 17.0]
 
 
 @pytest.mark.parametrize(("raised", "expected"), [

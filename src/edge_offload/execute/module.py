@@ -182,11 +182,15 @@ class ModuleExecutor:
         if not why:
             try:
                 with gpu_failures():
-                    return self._run_on(inputs, self.placed, self.device)
+                    execution = self._run_on(inputs, self.placed, self.device)
             except (OutOfMemory, DeviceLost) as error:
                 if self._fallback is None:
                     raise
                 why = self._fallback.note_failure(error, for_good=isinstance(error, DeviceLost))
+            else:
+                if self._fallback is not None:
+                    self._fallback.note_success()
+                return execution
         return replace(self._run_on(inputs, self.module, torch.device("cpu")), note=why)
 
     def _run_on(self, inputs: Sequence[torch.Tensor], module: nn.Module, device: torch.device) -> Execution:
@@ -314,6 +318,10 @@ class CpuFallback:
         self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
         self._reason = f"computed on the CPU in place of {self._device}: {error}"
         return self._reason
+
+    def note_success(self) -> None:
+        """Start from the first pause again: the GPU has computed."""
+        self._pause_s = PAUSE_S
 
 
 #: Name, version and precision of a backend; cached, since installed packages stay as they are.
