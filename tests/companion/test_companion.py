@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import re
 import signal
 import socket
 import stat
@@ -17,9 +18,10 @@ import threading
 import pytest
 import torch
 
+from edge_offload.companion import module as companion_module
 from edge_offload.companion import process as beside
 from edge_offload.companion.memory import MAX_BYTES, SharedRegion, TensorChannel
-from edge_offload.errors import BadInput, LinkLost, OutOfMemory, ProtocolError, RemoteError, Unsupported
+from edge_offload.errors import BadInput, LinkLost, OutOfMemory, ProtocolError, Refused, RemoteError, Unsupported
 from edge_offload.execute import devices, heap
 from edge_offload.execute.devices import Virtual
 from edge_offload.ir import sequence_hash
@@ -211,6 +213,80 @@ def test_what_lies_outside_shared_memory_is_refused() -> None:
     with pytest.raises(BadInput, match="in one question"):
         writer.write([torch.empty(1, dtype=torch.uint8).expand(MAX_BYTES + 1)])
     writer.close()
+
+
+class FailingProcess:
+    """Stands for the process; it answers requests by doubling, and fails as often as it is told to."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+
+    def run_operation(self, channel, operation, tensors=(), **facts):
+        if self.failures:
+            raise self.failures.pop(0)
+        return {"engine": "doubling", "note": "", "words": "ready", "wrong": False}, [2 * each for each in tensors]
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+class Pauses(threading.Event):
+    """Takes no time, and notes how long was waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = []
+
+    def wait(self, timeout=None):
+        self.waited_s.append(timeout)
+        return self.is_set()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("failure", [LinkLost("it was killed"), RemoteError("no memory"), OutOfMemory("it is full")])
+def test_a_process_that_cannot_open_the_network_at_first_is_restarted_and_health_says_so(monkeypatch, failure) -> None:
+    monkeypatch.setattr(companion_module, "PAUSE_S", 0.3)
+    module = companion_module.CompanionModule(Double(), FailingProcess(failure, failure), "double", {})
+    text, wrong = module.engine_state()
+    assert wrong
+    assert re.search(f"on the CPU in place of cuda: {failure}.*restarted", text)
+    execution = module.run_module([torch.ones(2)])
+    assert (execution.outputs[0].tolist(), execution.note) == ([2.0, 2.0], text)
+    until(lambda: module.engine_state() == ("ready", False), 10)
+    assert module.run_module([torch.ones(2)]).engine == "doubling"
+    module.close()
+
+
+@pytest.mark.process
+def test_the_pause_before_a_restart_is_the_first_one_again_after_a_success() -> None:
+    process, pauses = FailingProcess(), Pauses()
+    module = companion_module.CompanionModule(Double(), process, "double", {})
+    module._closed = pauses
+    for _ in range(2):
+        process.failures = [LinkLost("it was killed")] * 3
+        module.run_module([torch.ones(2)])
+        until(lambda: module.engine_state()[0] == "ready", 10)
+    assert pauses.waited_s == [2.0, 4.0, 8.0] * 2
+    module.close()
+
+
+def test_weights_that_differ_are_refused_once(monkeypatch) -> None:
+    monkeypatch.setattr(companion_module, "PAUSE_S", 0.0)
+    module = companion_module.CompanionModule(Double(), FailingProcess(Refused("other weights")), "double", {})
+    for thread in threading.enumerate():
+        if thread.name == "edge-offload-executor":
+            thread.join()
+    assert "other weights" in module.engine_state()[0]
 
 
 class RequestedProcess:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from edge_offload.companion.process import ExecutorProcess
-from edge_offload.errors import EdgeOffloadError, LinkLost
+from edge_offload.errors import EdgeOffloadError, LinkLost, Refused
 from edge_offload.execute.engines.base import EAGER
 from edge_offload.execute.module import MOST_PAUSE_S, PAUSE_S, Execution, ModuleExecutor, canonical_input
 from edge_offload.models import registry
@@ -39,17 +39,20 @@ class CompanionModule(ModuleExecutor):
         self._requested_engine = engine
         #: Reason why the CPU computes; empty: the executor process computes.
         self._fallback_reason = ""
-        self._pause_s = PAUSE_S  # before the next restart
         self._closed = threading.Event()
+        self._failing = threading.Lock()
         self._facts: Dict[str, Any] = {}
         try:
             self._open_model()
         except EdgeOffloadError as error:
-            self._record_failure(error)
+            self._replace_process(error)
 
     def _open_model(self) -> None:
-        self._facts, _ = self.process.run_operation("module", "open", engine=self._requested_engine, **self._model)
-        self._fallback_reason = ""
+        try:
+            self._facts, _ = self.process.run_operation("module", "open", engine=self._requested_engine, **self._model)
+            self._fallback_reason = ""
+        except Refused as error:  # its weights differ, and would after a restart
+            self._fallback_reason = self._describe_failure(error)
 
     def run_module(self, inputs: Sequence[torch.Tensor]) -> Execution:
         fallback_reason = self._fallback_reason
@@ -61,33 +64,40 @@ class CompanionModule(ModuleExecutor):
                 )
                 return Execution(tuple(outputs), time.monotonic() - started_at, facts["engine"], facts["note"])
             except LinkLost as error:
-                fallback_reason = self._record_failure(error)
-                threading.Thread(target=self._restart_process, name="edge-offload-executor", daemon=True).start()
+                fallback_reason = self._replace_process(error)
             except EdgeOffloadError as error:
                 fallback_reason = self._describe_failure(error)
         execution = self._run_on(inputs, self.module, torch.device("cpu"))
         return Execution(execution.outputs, execution.compute_s, execution.engine, fallback_reason)
 
+    def _replace_process(self, error: EdgeOffloadError) -> str:
+        """Compute on the CPU until a thread has replaced the process; return the reason."""
+        with self._failing:
+            if not self._fallback_reason:
+                self._fallback_reason = self._describe_restart(error)
+                threading.Thread(target=self._restart_process, name="edge-offload-executor", daemon=True).start()
+            return self._fallback_reason
+
     def _restart_process(self) -> None:
-        """Restart the process after it has ended, with exponential back-off."""
-        while not self._closed.wait(self._pause_s):
-            self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
+        """Restart the process, with exponential back-off, until it has answered about the model."""
+        pause_s = PAUSE_S
+        while not self._closed.wait(pause_s):
+            pause_s = min(2 * pause_s, MOST_PAUSE_S)
             self.process.close()
             try:
                 self.process.start()
                 self._open_model()
-            except EdgeOffloadError as error:
-                self._record_failure(error)
+            except (EdgeOffloadError, OSError) as error:
+                self._fallback_reason = self._describe_restart(error)
             else:
                 break
         if self._closed.is_set():
             self.process.close()
 
-    def _record_failure(self, error: EdgeOffloadError) -> str:
-        self._fallback_reason = self._describe_failure(error)
-        return self._fallback_reason
+    def _describe_restart(self, error: Exception) -> str:
+        return f"{self._describe_failure(error)}; the executor process is restarted after a pause"
 
-    def _describe_failure(self, error: EdgeOffloadError) -> str:
+    def _describe_failure(self, error: Exception) -> str:
         return f"computed on the CPU in place of {self.device}: {error}"
 
     def fingerprint(self) -> Dict[str, Any]:
