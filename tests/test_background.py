@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from edge_offload import background
@@ -196,3 +198,40 @@ def test_the_end_of_learning_is_reported_once_nothing_learns_any_more():
     del listener
     with background.yielding():
         pass
+
+
+#: A program whose background thread runs a compiler, as TorchInductor does, which has a child itself.
+COMPILES = """
+import subprocess, sys, threading
+from edge_offload import background
+
+def compile_kernels():
+    while True:
+        subprocess.run(["sh", "-c", "sleep 600 & echo $$ $!; wait"], check=False)
+        background.check()
+
+background.start("compiles", compile_kernels)
+subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+sys.stdin.readline()
+"""
+
+
+def is_running(process):
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.process
+def test_a_program_that_ends_does_not_wait_for_a_compiler_and_leaves_none_behind():
+    command = [sys.executable, "-c", COMPILES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        compiler = [psutil.Process(int(pid)) for pid in program.stdout.readline().split()]
+        others = [child for child in psutil.Process(program.pid).children(True) if child not in compiler]
+        try:
+            program.communicate("\n", timeout=30.0)
+            assert not any(is_running(process) for process in compiler)
+            assert all(is_running(other) for other in others), "what another thread has started"
+        finally:
+            for process in (*compiler, *others, program):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert len(others) == 1

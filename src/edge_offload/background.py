@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import pathlib
+import signal
 import sys
 import threading
 import time
@@ -208,14 +210,30 @@ def on_shutdown(callback: Callable[[], object]) -> None:
 
 
 def end() -> None:
-    """End all of it, now and for good; blocks until the threads are gone. Called by itself when the process ends."""
+    """End all of it, now and for good; blocks until the threads are gone. Called by itself when the process ends.
+
+    Processes that these threads wait for, such as compilers, are killed.
+    """
     with _lock:
         if not _shutdown.done():
             _ended.set()
             _shutdown.set_result(None)
         threads = [thread for thread in _threads if thread is not threading.current_thread()]
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            for child in list(child_processes(pathlib.Path(f"/proc/self/task/{thread.native_id}"))):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            thread.join(CHECK_S)
+
+
+def child_processes(task: pathlib.Path) -> Iterator[int]:
+    """Yield the ids of the processes that a thread (a folder of ``/proc``) has started, and of theirs."""
+    with contextlib.suppress(OSError):  # one has ended meanwhile
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            for thread in pathlib.Path(f"/proc/{child}/task").iterdir():
+                yield from child_processes(thread)
 
 
 atexit.register(end)
