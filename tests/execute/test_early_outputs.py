@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import struct
+import threading
 import time
+import weakref
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
@@ -182,6 +186,39 @@ def test_early_outputs_are_usable_though_the_rest_never_arrives() -> None:
     assert torch.equal(answer.wait_until(0, 1, 0.0).ran[0][2].tensor, torch.tensor([1.0, 4.0, 9.0]))
     with pytest.raises(LinkLost):
         answer.wait_until(0, 2, 0.0)
+
+
+ENDS = pytest.mark.parametrize(
+    "end", [lambda answer: answer.complete_answer(Answer([])), lambda answer: answer.set_exception(LinkLost("cut"))]
+)
+
+
+@ENDS
+def test_an_answer_that_ends_is_freed_without_the_collector(end: Callable[[PendingAnswer], None]) -> None:
+    gc.disable()
+    try:
+        answer = PendingAnswer()
+        end(answer)
+        reference = weakref.ref(answer)
+        del answer
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@ENDS
+def test_an_answer_that_ends_wakes_who_waits_for_it(end: Callable[[PendingAnswer], None]) -> None:
+    answer = PendingAnswer()
+
+    def wait() -> None:
+        with contextlib.suppress(LinkLost):
+            answer.wait_until(1, 0, 600.0)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    end(answer)
+    waiting.join(60.0)
+    assert not waiting.is_alive()
 
 
 def test_a_wait_ends_when_its_time_is_over() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from edge_offload.protocol.messages import Answer
 
@@ -33,7 +33,6 @@ class PendingAnswer(_Future):
         self.ended = False
         self._changed = threading.Condition()
         self._awaited_s = 0.0
-        self.add_done_callback(self._wake_waiters)
 
     def add_part(self, part: Answer) -> None:
         """Append outcomes that arrived before the end of the answer."""
@@ -47,6 +46,12 @@ class PendingAnswer(_Future):
             self.so_far.extend(last)
             self.ended = True
         self.set_result(self.so_far)
+        self._wake_waiters()
+
+    def set_exception(self, exception: Optional[BaseException]) -> None:
+        """Fail the Future; who waits for a part is woken."""
+        super().set_exception(exception)
+        self._wake_waiters()
 
     def wait_until(self, outcomes: int, ran: int, timeout_s: float) -> Answer:
         """Wait for enough outcomes, or for the complete answer, and return what was received.
@@ -77,7 +82,7 @@ class PendingAnswer(_Future):
     def _has_arrived(self, outcomes: int, ran: int) -> bool:
         return len(self.so_far.outcomes) >= outcomes and len(self.so_far.ran) >= ran
 
-    def _wake_waiters(self, _: Future[Any]) -> None:
+    def _wake_waiters(self) -> None:
         with self._changed:
             self.ended = True
             self._changed.notify_all()
