@@ -5,11 +5,19 @@ import random
 import struct
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from edge_offload.link.estimate.clock import ClockReading, PeerClock
-from edge_offload.link.estimate.estimator import ACTIVE, LinkEstimator, LinkReading, RateFilter, Transfer
+from edge_offload.link.estimate.estimator import (
+    ACTIVE,
+    PASSIVE,
+    LinkEstimator,
+    LinkReading,
+    RateFilter,
+    Transfer,
+)
 from edge_offload.link.estimate.wireless import (
     default_interface,
     parse_wireless,
@@ -522,3 +530,23 @@ def test_a_recovered_link_is_estimated_within_two_seconds(fault, seed, error_s):
     link.run(link.OVER_S + 2.0, lambda now, takes_s: quick.append(now) if takes_s < 0.05 else None)
     assert any(now < link.FAULT_S for now in quick)
     assert any(now >= link.OVER_S for now in quick), "frames stay where they are though the link is well again"
+
+
+@pytest.mark.parametrize(("outage_s", "remains"), [(1.0, 0.05), (3.0, 1e-3), (5.0, 1e-6)])
+def test_a_robot_that_stopped_sending_follows_what_others_measure_after_an_outage(outage_s, remains):
+    trace = Trace((0.0, 10.0, 10.0 + outage_s), (9 * MB, remains * MB, 9 * MB), 1e4)
+    robot, monitor = Robot(trace), IdleLink(trace)
+    prober, sent_s = Prober(monitor), []
+    for tick in range(500):
+        now = monitor.now = tick * 0.05
+        prober.step(now)
+        if now >= robot.t and robot.reading().cautious.uplink > 0.3 * MB:
+            sent_s.append(now)
+            robot.frame()
+        robot.t = max(robot.t, now)
+        monitor.estimator.adopt_reading(robot.t, replace(robot.reading(), source=PASSIVE))
+        measured = monitor.estimator.make_reading(now)
+        if tick % 4 == 0 and measured.source == ACTIVE:
+            robot.estimator.adopt_reading(now, measured)
+    assert max(after - before for before, after in zip(sent_s, sent_s[1:])) < outage_s + 2.0
+    assert sent_s[-1] > 24.0
