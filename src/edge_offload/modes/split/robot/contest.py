@@ -27,8 +27,9 @@ NEIGHBOUR_S = 3.0
 CHECK_EVERY = 20
 #: ... and if it is no faster in the median of so many of these pairs, both run in turns again.
 CHECK_PAIRS = 16
-#: Seconds until a divided plan that was not fast enough is tried again; twice as long each time, up to the second.
-RETRY_S, MOST_RETRY_S = 300.0, 3600.0
+#: Seconds until a divided plan that was not fast enough is tried again; twice as long each time, up to the second. One
+#: fall of the link can make it so: it lasts seconds (``wifi_outdoors``).
+RETRY_S, MOST_RETRY_S = 10.0, 3600.0
 
 
 @dataclass(frozen=True)
