@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from edge_offload.errors import RemoteError
-from edge_offload_benchmarks.experiments.busy import burn_cores
+from edge_offload_benchmarks.processes import burn_cores
 
 AUTO = "auto"
 FIXED_MODES = ("local", "server", "replay", "split")

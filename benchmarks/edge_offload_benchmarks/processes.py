@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from edge_offload.errors import LinkLost, RemoteError
 from edge_offload.parent import with_parent
@@ -35,6 +35,26 @@ def robot_arguments(description: Optional[str]) -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True)
     parser.add_argument("--slowdown", type=float, required=True)
     return parser
+
+
+#: Program that uses a processor for so many seconds, and those that it may outlive its purpose if nobody ends it.
+_BUSY, SPARE_S = (
+    "import sys, time\nends = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < ends: pass",
+    120.0,
+)
+
+
+@contextlib.contextmanager
+def burn_cores(count: int, seconds: float) -> Iterator[None]:
+    """Run busy processes meanwhile, which also end by themselves."""
+    processes = [subprocess.Popen([sys.executable, "-c", _BUSY, str(seconds + SPARE_S)]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.wait()
 
 
 def two_cores() -> Tuple[int, int]:

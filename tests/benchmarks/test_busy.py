@@ -9,6 +9,7 @@ import pytest
 from edge_offload import records
 from edge_offload.cli import main
 from edge_offload.errors import RemoteError
+from edge_offload_benchmarks import processes
 from edge_offload_benchmarks.experiments import busy
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT
 
@@ -66,7 +67,7 @@ def test_busy_processes_end_with_what_they_are_for(monkeypatch):
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *args: started.append(popen(*args)) or started[-1])
-    with contextlib.suppress(KeyboardInterrupt), busy.burn_cores(2, 1.0):
+    with contextlib.suppress(KeyboardInterrupt), processes.burn_cores(2, 1.0):
         running = [process.poll() is None for process in started]
         raise KeyboardInterrupt
     assert running == [True, True]

@@ -18,15 +18,13 @@ an estimate of the link within a factor of two of what it carries.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Sequence
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 from edge_offload.outputs import add_output
 
@@ -43,9 +41,6 @@ CHANGES, RATIO, FOLLOWED_S = 2.0, 2.0, 5.0
 SIZE, SLOWDOWN = 448, 16.0
 #: Seconds before anything is counted.
 SETTLING_S = 5.0
-#: Seconds that the busy processes may outlive what they are for, if nobody ends them.
-SPARE_S = 120.0
-_BUSY = "import sys, time\nends = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < ends: pass"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +94,11 @@ def run(args: argparse.Namespace) -> int:
 def measure_link(busy: int, seconds: float, fall_s: float) -> Dict[str, Any]:
     """One run: the constant link, then its fall."""
     from edge_offload_benchmarks.chaos.rig import MBPS, Rig
+    from edge_offload_benchmarks.processes import burn_cores
 
-    with Rig(["--size", str(SIZE), "--slowdown", str(SLOWDOWN)]) as rig, burn_cores(busy, seconds + fall_s):
+    with Rig(["--size", str(SIZE), "--slowdown", str(SLOWDOWN)]) as rig, burn_cores(
+        busy, SETTLING_S + seconds + fall_s
+    ):
         favoured = favour_thread("edge_offload-emulator")
         time.sleep(SETTLING_S)
         started_at = time.monotonic()
@@ -211,20 +209,6 @@ def judge_bars(row: Dict[str, Any]) -> List[Dict[str, Any]]:
             "met": followed is not None and followed <= FOLLOWED_S,
         },
     ]
-
-
-@contextlib.contextmanager
-def burn_cores(count: int, seconds: float) -> Iterator[None]:
-    """Busy processes meanwhile; they end by themselves, too."""
-    command = [sys.executable, "-c", _BUSY, str(SETTLING_S + seconds + SPARE_S)]
-    processes = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
 
 
 def favour_thread(name: str) -> bool:
