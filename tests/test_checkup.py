@@ -132,7 +132,10 @@ def test_what_installs_an_extra_is_of_this_python_and_leaves_the_numpy_of_ros(mo
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.1.0a0+41361538.nv23.06", "torch 2.1.0, Python 3.8, aarch64 ran exec local, exec replay on 2026-11-27"),
+        (
+            "2.1.0a0+41361538.nv23.06",
+            "torch 2.1.0, Python 3.8, aarch64 ran exec local, exec replay on Ubuntu 20.04, 2026-11-27 under emulation",
+        ),
         ("2.1.2", "torch 2.1.2, Python 3.8, aarch64 is not among those that scripts/version-matrix has run: torch 2.1"),
     ],
 )  # fmt: skip
@@ -140,10 +143,13 @@ def test_tested_features_of_this_torch_are_reported(monkeypatch, tmp_path, versi
     from edge_offload import checkup
     from edge_offload.native import torch_facts
 
-    side = {"torch": "2.1.0+cpu", "python": "3.8.18", "arch": "aarch64"}
+    side = {"torch": "2.1.0+cpu", "python": "3.8.18", "arch": "aarch64", "system": "Ubuntu 20.04"}
     modes = {"doctor": "names what works", "exec local": "same bits", "exec replay": "1e-6", "exec split": "FAILED: "}
     row = {"robot": side, "server": side, "emulated": True, "date": "2026-11-27", "modes": modes}
-    (tmp_path / "platforms.json").write_text(json.dumps({"rows": [row]}))
+    other = {**side, "system": "Debian GNU/Linux 12"}
+    elsewhere = {**row, "robot": other, "server": other, "modes": {"exec local": "same bits"}}
+    (tmp_path / "platforms.json").write_text(json.dumps({"rows": [row, elsewhere]}))
+    monkeypatch.setattr(checkup, "system_name", lambda: "Ubuntu 20.04")
     monkeypatch.setattr(checkup, "__file__", str(tmp_path / "checkup.py"))
     monkeypatch.setattr(torch_facts, "torch_version", lambda: version)
     monkeypatch.setattr(checkup.platform, "python_version", lambda: "3.8.10")

@@ -67,4 +67,5 @@ def _lines(cells: List[List[str]]) -> List[str]:
 
 
 def _side(side: Dict[str, str]) -> str:
-    return f"torch {side['torch']}, Python {side['python']}, numpy {side['numpy']}, {side['arch']}"
+    where = f"{side['system']}, {side['compiler']}, {side['arch']}"
+    return f"torch {side['torch']}, Python {side['python']}, numpy {side['numpy']}, {where}"

@@ -154,6 +154,16 @@ def _modes() -> Iterator[Finding]:
         yield Finding(WARN, "modes", detail, "do what is said of the virtual GPU" if not device else "use another mode")
 
 
+def system_name() -> str:
+    """Name and version of the distribution, such as ``Ubuntu 20.04``; empty if it does not say."""
+    try:
+        text = pathlib.Path("/etc/os-release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    facts = dict(re.findall(r'^(NAME|VERSION_ID)="?([^"\n]*)', text, re.MULTILINE))
+    return " ".join(facts[name] for name in ("NAME", "VERSION_ID") if name in facts)
+
+
 def _platform() -> Iterator[Finding]:
     """Look this torch, Python and processor up in the record of ``scripts/version-matrix``."""
     from edge_offload.native import torch_facts
@@ -164,8 +174,8 @@ def _platform() -> Iterator[Finding]:
 
     record = pathlib.Path(__file__).with_name("platforms.json")
     rows = json.loads(record.read_text(encoding="utf-8"))["rows"] if os.path.exists(record) else []
-    # of a robot that was run with several servers the row with its own torch there counts
-    rows.sort(key=lambda row: row["robot"] == row["server"])
+    # of several rows counts the one of this distribution, and of its rows the one whose server has the same torch
+    rows.sort(key=lambda row: (row["robot"]["system"] == system_name(), row["robot"] == row["server"]))
     robots = {name(one["robot"]["torch"], one["robot"]["python"], one["robot"]["arch"]): one for one in rows}
     version = name(torch_facts.torch_version(), platform.python_version(), platform.machine())
     if version not in robots:
@@ -175,7 +185,8 @@ def _platform() -> Iterator[Finding]:
     row = robots[version]
     worked = [mode for mode, words in row["modes"].items() if mode != "doctor" and not words.startswith("FAILED")]
     emulated = " under emulation" if row["emulated"] else ""
-    yield Finding(OK, "platform", f"{version} ran {', '.join(worked)} on {row['date']}{emulated}")
+    where = f"on {row['robot']['system']}, {row['date']}{emulated}"
+    yield Finding(OK, "platform", f"{version} ran {', '.join(worked)} {where}")
 
 
 def _executor() -> Iterator[Finding]:

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from typing import Any, Dict, List, Tuple
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from edge_offload.device import shapes
 from edge_offload.device.shapes import HOW, LAYOUTS, layouts_of, sampled_shapes
-from edge_offload_research.device.conformance.shapes import FEWEST, exact_rules
+from edge_offload.errors import EdgeOffloadError
+from edge_offload.execute.devices import ON_CPU
+from edge_offload_research.device.conformance.shapes import FEWEST, exact_rules, part_of, table_of
 
 FIRST = """
 import copy, json, torch
@@ -212,6 +215,41 @@ def test_exact_is_what_agreed_often_enough_and_never_differed():
         ("aten::_convolution", 1, 0): agreed, ("aten::_convolution", 1, 1): agreed, ("other::c", 1, 0): agreed,
     }  # fmt: skip
     assert exact_rules(counts) == {"meta": {"aten::sort": "r"}, "rules": {"aten::_convolution": "r"}, "numbers": {}}
+
+
+def test_operators_that_differ_in_rows_are_requested_of_another_torch_too(monkeypatch):
+    generated, other = shapes.operators_with_exact_shapes()[:2]
+    agreed, differed = [FEWEST, 0], [FEWEST, 1]
+    table = table_of(
+        [{"torch": "2.1.0", "counts": [
+            ["aten::_fft_c2c", 1, 0, *differed], ["aten::sort", 1, 0, *agreed], ["aten::sort", 2, 0, *differed],
+            ["aten::_convolution", 1, 0, *differed], ["aten::_convolution", 1, 1, *agreed],
+            [generated, 2, 0, *differed], [generated, 1, 0, *agreed],
+        ]}]
+    )  # fmt: skip
+    assert table[shapes.REQUESTED_KEY] == sorted(["aten::_fft_c2c", generated])
+    monkeypatch.setattr(shapes, "sampled_shapes", lambda kind="": table)
+    native, remote = Mock(), Mock(torches="2.1.0 here, 2.13.0 there", facts={"name": f"a CPU{ON_CPU}"})
+    shapes.trust_shapes(native, remote)
+    native.suppose.assert_called_once_with(True, sorted(["aten::_fft_c2c", generated]))
+    names, ways = native.trust.call_args[0]
+    assert ways == [{}, {}, {}], "the server's kernels are others"
+    assert generated not in names
+    assert other in names
+
+
+@pytest.mark.process
+def test_a_survey_continues_after_entries_that_end_their_process(tmp_path):
+    program = tmp_path / "survey.py"
+    program.write_text(
+        "import sys\n"
+        "for entry in range(int(sys.argv[-1]), 6):\n"
+        "    if entry in (1, 2) or 'always' in sys.argv: sys.exit(1)\n"
+        "    print('shapes [[\"aten::sin\", 1, 0, 1, 0]]')\n"
+    )
+    assert part_of([sys.executable, str(program)]) == {("aten::sin", 1, 0): (4, 0)}
+    with pytest.raises(EdgeOffloadError, match="exit code 1"):
+        part_of([sys.executable, str(program), "always"])
 
 
 def test_the_iterator_and_operands_as_results_are_right_in_all_layouts_or_in_none():

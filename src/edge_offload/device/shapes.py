@@ -21,7 +21,7 @@ from edge_offload.device import connect
 
 #: How results are worked out.
 HOW = ("meta", "rules", "numbers")
-#: Operators that a table has asked of the executor, though their meta kernels are generated.
+#: Operators that a table has asked of the executor: some sample differed from their meta kernel.
 REQUESTED_KEY = "asked"
 #: Minor releases over which a table holds: what has changed since then the executor finds.
 MAX_RELEASES_AWAY = 2
@@ -45,9 +45,10 @@ def trust_shapes(native: Any, remote: Any) -> None:
         native.trust([], [{}, {}, {}])
         native.suppose(False, [])
         return
-    table = {} if getattr(remote, "torches", "") else sampled_for(facts)
-    ways = [{name: layouts_of(letters) for name, letters in table.get(how, {}).items()} for how in HOW]
+    table = sampled_for(facts)
     requested = set(table.get(REQUESTED_KEY, ()))
+    exact = {} if getattr(remote, "torches", "") else table  # what differs from one torch differs from another, too
+    ways = [{name: layouts_of(letters) for name, letters in exact.get(how, {}).items()} for how in HOW]
     native.suppose(not any(ways), sorted(requested))
     native.trust([name for name in operators_with_exact_shapes() if name not in requested], ways)
 

@@ -33,7 +33,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edge_offload.device.installation import current_installation
-from edge_offload.device.shapes import HOW, LAYOUTS, REQUESTED_KEY, operators_with_exact_shapes
+from edge_offload.device.shapes import HOW, LAYOUTS, REQUESTED_KEY, layouts_of, operators_with_exact_shapes
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.execute.devices import ON_CPU
 from edge_offload_research.device.conformance.exclusions import EXCLUSIONS, HOST_ARGUMENTS
@@ -44,12 +44,16 @@ FEWEST, SAMPLES, FEWER = 3, 5, 2
 #: Seconds for an operator and dtype: for those samples, and for all the others.
 LONGEST_S = 6.0
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16, torch.float64, torch.complex64)
+#: Processes that may die one after the other, before any of them has surveyed an entry.
+MAX_DEATHS = 5
 #: What lines of a survey begin with: what an entry has added; of how many entries.
 MARK, ALL = "shapes ", "entries "
 #: Facts of a survey that are those of its table as well.
 FACTS = ("torch", "device", "capability")
 #: Layouts that share their samples where the one cannot be right and the other wrong.
 ANY = LAYOUTS[:4]
+#: The layout in which results are supposed to be those of the meta kernel where there is no table.
+ROWS = LAYOUTS[0]
 #: By operator, layout and how it was worked out: how often that was right and wrong.
 Counts = Dict[Tuple[str, int, int], Tuple[int, int]]
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -75,7 +79,8 @@ def exact_rules(counts: Counts) -> Dict[str, Dict[str, str]]:
 def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
     """The table of surveys of one device and torch, each ``{"torch", "device", "capability", "counts"}``.
 
-    It has the operators whose meta kernels are generated, and that differed, as those to be asked of.
+    It names operators to be asked of. Their meta kernels are generated and differed, or differed in rows, where no way
+    is exact.
 
     Raises:
         BadInput: they are of several devices or releases of torch.
@@ -88,11 +93,17 @@ def table_of(surveys: Sequence[Mapping[str, Any]]) -> Dict[str, Any]:
         add_counts(
             counts, {(name, layout, way): (agree, differ) for name, layout, way, agree, differ in survey["counts"]}
         )
+    rules = exact_rules(counts)
+    in_rows = {name for by_name in rules.values() for name, layouts in by_name.items() if ROWS in layouts}
     generated = set(operators_with_exact_shapes())
     requested = sorted(
-        {name for (name, _, way), (_, differ) in counts.items() if name in generated and differ and not way}
+        {
+            name
+            for (name, layout, way), (_, differ) in counts.items()
+            if differ and not way and (name in generated or (layouts_of(ROWS) == layout and name not in in_rows))
+        }
     )
-    return {**facts, REQUESTED_KEY: requested, **exact_rules(counts)}
+    return {**facts, REQUESTED_KEY: requested, **rules}
 
 
 def add_counts(counts: Counts, more: Counts) -> None:
@@ -318,26 +329,30 @@ def choose_entries(patterns: List[str], part: int, parts: int) -> List[Any]:
 
 
 def part_of(command: Sequence[str]) -> Counts:
-    """Run processes of the launcher one after the other: where one dies, the next continues after that entry."""
+    """Run processes of the launcher one after the other: where one dies, the next continues after that entry.
+
+    Raises:
+        EdgeOffloadError: more than :data:`MAX_DEATHS` died in turn.
+    """
     total: Counter[Tuple[str, int, int, bool]] = Counter()
-    start, answered = 0, False
+    start, deaths = 0, 0
     while True:
         process = subprocess.Popen([*command, "--start", str(start)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
-                start, answered, counted = start + 1, True, json.loads(line[len(MARK) :])
+                start, deaths, counted = start + 1, 0, json.loads(line[len(MARK) :])
                 for name, layout, how, agree, differ in counted:
                     total[name, layout, how, True] += agree
                     total[name, layout, how, False] += differ
         if process.wait() == 0:
             return {key[:3]: (total[(*key[:3], True)], total[(*key[:3], False)]) for key in total}
-        if not answered:
+        start, deaths = start + 1, deaths + 1
+        if deaths > MAX_DEATHS:
             raise EdgeOffloadError(
                 f"the survey ends with exit code {process.returncode}", remedy="see what it said above"
             )
-        print(f"entry {start} ended its process", file=sys.stderr)
-        start, answered = start + 1, False
+        print(f"entry {start - 1} ended its process", file=sys.stderr)
 
 
 def main() -> int:
@@ -379,7 +394,8 @@ def main() -> int:
     with ThreadPoolExecutor(args.jobs) as pool:
         for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):
             add_counts(total, counts)
-    print(json.dumps({"torch": torch.__version__.split("+")[0], **exact_rules(total)}, indent=0))
+    counts = [[*key, *value] for key, value in total.items()]
+    print(json.dumps(table_of([{"torch": torch.__version__.split("+")[0], "counts": counts}]), indent=0))
     return 0
 
 
