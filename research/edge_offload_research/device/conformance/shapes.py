@@ -394,8 +394,8 @@ def main() -> int:
     with ThreadPoolExecutor(args.jobs) as pool:
         for counts in pool.map(part_of, ([*command, "--part", str(part)] for part in range(args.jobs))):
             add_counts(total, counts)
-    counts = [[*key, *value] for key, value in total.items()]
-    print(json.dumps(table_of([{"torch": torch.__version__.split("+")[0], "counts": counts}]), indent=0))
+    lines = [[*key, *value] for key, value in total.items()]
+    print(json.dumps(table_of([{"torch": torch.__version__.split("+")[0], "counts": lines}]), indent=0))
     return 0
 
 
