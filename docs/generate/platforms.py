@@ -13,14 +13,13 @@ NOT_RUN = (
     ("JetPack 4.6 (Python 3.6)", "refused by `pip`: Python 3.8 is the oldest"),
     (
         "JetPack 5.1 (Ubuntu 20.04, Python 3.8, GCC 9.4, CUDA 11.4, NVIDIA's torch 2.0 and 2.1.0a0, aarch64)",
-        "not run on a board; the rows with Python 3.8 have its Python and releases of torch, on x86-64",
+        "not run on a board; the rows of Ubuntu 20.04 have its system, compiler and Python, on x86-64",
     ),
     ("JetPack 6 (Ubuntu 22.04, Python 3.10, aarch64)", "not run on a board"),
     (
         "Ubuntu 20.04 with ROS Noetic",
-        "nodes run on Debian 12 with Debian's packages of ROS, under Python 3.11",
+        "rows of Ubuntu 20.04 are without ROS; nodes run on Debian 12 with its packages of ROS, under Python 3.11",
     ),
-    ("Debian 11, Debian 13", "not run; the rows with Python 3.9 and 3.13 have their Pythons, on Debian 12"),
     ("torch 1.13 and older", "refused by `pip`: 2.0.1 is the oldest"),
     ("CUDA", "[what ran on a GPU](../results/gpu.md)"),
 )
@@ -34,6 +33,7 @@ machine can run: it compiles the real sources with the compiler that is there.
 - *1.2e-07 of the range*: the largest difference, where two releases of torch or two instruction sets compute. `split`
   of an `OffloadedModule` computes in float64.
 - *names what works*: `edge-offload doctor` on that robot names exactly the modes that then work.
+- Ubuntu 20.04, Debian 11 and Debian 13 are roots of those releases (`--root`): their Python, compiler and libraries.
 - An arm64 robot is emulated: Debian 12 under qemu-user. Its server is native, on x86-64.
 """
 
