@@ -159,6 +159,8 @@ SINGLE: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "where": ((1, 3, 8, 5), 2, lambda c: c.call("aten.where.self", R(8, 5) > 0, X, R(()).double())),
     "batch norm": ((1, 3, 8, 5), 2, lambda c: c.call(
         "aten._native_batch_norm_legit_no_training.default", X, *[R(3).double().abs() for _ in range(4)], 0.1, 1e-5)),
+    "batch norm as torch 2.0 traces it": ((1, 3, 8, 5), 2, lambda c: c.call(
+        "aten.native_batch_norm.default", X, *[R(3).double().abs() for _ in range(4)], False, 0.1, 1e-5)),
     "prelu": ((1, 3, 8, 5), 2, lambda c: c.call("aten.prelu.default", X, R(3).double())),
     "prelu over channels": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(8).double())),
     "prelu with one slope": ((1, 8, 5), 1, lambda c: c.call("aten.prelu.default", X, R(1).double())),
@@ -230,6 +232,8 @@ GLOBAL: Dict[str, Tuple[Tuple[int, ...], int, Callable[[Chain], Any]]] = {
     "linear over the axis": ((2, 8), 1, lambda c: c.call("aten.linear.default", X, R(3, 8).double())),
     "training batch norm": ((2, 3, 8), 2, lambda c: c.call(
         "aten.batch_norm.default", X, None, None, None, None, True, 0.1, 1e-5, False)),
+    "training batch norm as torch 2.0 traces it": ((2, 3, 8), 2, lambda c: c.call(
+        "aten.native_batch_norm.default", X, None, None, None, None, True, 0.1, 1e-5)),
     "group norm": ((1, 4, 8), 2, lambda c: c.call("aten.group_norm.default", X, 2)),
     "sort along": ((2, 8), 1, lambda c: c.call("aten.sort.default", X, 1)),
     "one row": ((1, 3, 8), 2, lambda c: c.call("aten.select.int", X, 2, 4)),

@@ -28,7 +28,10 @@ xlogy _prelu_kernel
 """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
 
-BATCH_NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update")
+BATCH_NORMS = tuple(
+    f"aten.{name}"
+    for name in ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update")
+)
 
 
 @register_rule(*(f"aten.{name}" for name in UNARY), *(f"aten.{name}" for name in POINTWISE))
