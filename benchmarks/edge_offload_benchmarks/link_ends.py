@@ -1,8 +1,8 @@
 """The two ends of ``bench levels``, processes of their own: a server that echoes, and a robot that tells what it sees.
 
 The robot's lines of JSON have ``t`` (monotonic seconds) and one of ``state``, ``frame`` (seconds of a round trip, null:
-it failed) and ``up`` (estimated bytes per second, with ``quiet``, the longest wait for a sign of life since the last
-such line).
+it failed) and ``up`` (estimated bytes per second, with ``down``, and ``quiet``, the longest wait for a sign of life
+since the last such line).
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def _read_levels(client: Client, stop: threading.Event) -> None:
         with client.attend() as attention:
             stop.wait(READ_S * 10)
             quiet = max(attention.longest_s, attention.quiet_s(time.monotonic()))
-        _print_record(up=client.estimator.make_reading(time.monotonic()).uplink, quiet=quiet)
+        reading = client.estimator.make_reading(time.monotonic())
+        _print_record(up=reading.uplink, down=reading.downlink, quiet=quiet)
 
 
 if __name__ == "__main__":

@@ -339,3 +339,19 @@ def test_a_pool_is_harmed_in_mode_server_alone(mode):
     assert not [name for name in list_scenarios(mode) if name.startswith("pool_")]
     assert "pool_actor" in list_scenarios("server")
     assert main(["chaos", "pool_actor", "--mode", mode]) == 1
+
+
+def test_over_packets_every_fault_is_done_but_those_of_a_pool():
+    assert set(list_scenarios("server", "packet")) == {name for name in SCENARIOS if not name.startswith("pool_")}
+    assert main(["chaos", "pool_actor", "--level", "packet"]) == 1
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["half_open", pytest.param("corrupt", marks=pytest.mark.release)])
+def test_the_real_thing_over_packets(name):
+    judged = run_scenario(name, 1.5, 1, timing=False, level="packet")
+    if judged.skipped:
+        pytest.skip(judged.skipped)
+    assert judged.passed, judged.failures
+    assert judged.figures["results"] > 10

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from edge_offload.errors import Unsupported
+from edge_offload.errors import BadInput, Unsupported
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
 from edge_offload_research.testbed.packets import network
 from edge_offload_research.testbed.packets.emulator import PacketEmulator
@@ -40,8 +40,8 @@ print(data[:16].decode().strip(), len(data), time.monotonic() - began)
 
 @pytest.fixture
 def emulator():
-    if shutil.which("ping") is None or shutil.which("ip") is None:
-        pytest.skip("needs ping and ip")
+    if shutil.which("ip") is None:
+        pytest.skip("needs ip")
     link = Link.of("test", Trace.constant_trace(20 * BYTES_PER_MBIT), 0.03)
     terms = Impairments(loss=0.1)
     try:
@@ -57,6 +57,8 @@ def run(emulator, end, *words):
 
 
 def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator):
+    if shutil.which("ping") is None:
+        pytest.skip("needs ping")
     output = run(emulator, "robot", "ping", "-q", "-i", "0.005", "-c", "200", "-W", "1", FAR)
     lost = float(re.search(r"([\d.]+)% packet loss", output).group(1)) / 100
     assert lost == pytest.approx(0.1, abs=0.06)
@@ -77,6 +79,67 @@ def test_packets_are_delayed_and_lost_and_connections_end_at_the_server(emulator
             assert " 0% packet loss" in run(emulator, "robot", "ping", "-q", "-c", "1", FAR)
         finally:
             server.kill()
+
+
+#: A server whose connection is reset says so, and a robot that is sent nothing but its own bytes reads them.
+ECHO = """
+import socket
+with socket.create_server(("127.0.0.1", 5700)) as listening:
+    print("ready", flush=True)
+    while True:
+        sock, _ = listening.accept()
+        with sock:
+            try:
+                while (data := sock.recv(65536)):
+                    sock.sendall(data)
+            except OSError:
+                pass
+"""
+TALK = f"""
+import socket, sys
+with socket.create_connection(("{FAR}", 5700), timeout=5) as sock:
+    sock.sendall(b"x"); sock.recv(1)
+    print("connected", flush=True)
+    for line in sys.stdin:
+        try:
+            sock.sendall(line.encode() * 1000)
+            got = b""
+            while len(got) < 1000 * len(line):
+                got += sock.recv(65536) or sys.exit("ended")
+            print("same" if got == line.encode() * 1000 else "other", flush=True)
+        except ConnectionResetError:
+            print("reset", flush=True)
+"""
+
+
+def test_spoilt_packets_change_no_byte_and_a_cut_connection_is_reset(emulator):
+    server, robot = (emulator.network.command_prefix(end) for end in ("server", "robot"))
+    emulator.impair(loss=0.0)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*server, sys.executable, "-c", ECHO], **pipes) as echo:
+        try:
+            assert echo.stdout.readline() == "ready\n"
+            for how in ("reset", "half_open"):
+                with subprocess.Popen([*robot, sys.executable, "-c", TALK], **pipes) as talk:
+
+                    def say(talk=talk):
+                        talk.stdin.write("abcdefgh\n")
+                        talk.stdin.flush()
+                        return talk.stdout.readline()
+
+                    assert talk.stdout.readline() == "connected\n"
+                    for spoil in (emulator.corrupt, emulator.replay, lambda _: emulator.stalls(0.1, 0.2)):
+                        spoil(3)
+                        assert say() == "same\n"
+                    emulator.stalls(0.0, 0.0)
+                    emulator.cut(how)
+                    assert say() == "reset\n"
+                    talk.stdin.close()
+                emulator.restore()
+        finally:
+            echo.kill()
+    with pytest.raises(BadInput, match="cuts: blackhole"):
+        emulator.cut("refuse")
 
 
 def test_namespaces_and_devices_are_removed_in_the_end(emulator):

@@ -163,6 +163,16 @@ def test_outages_lose_everything_for_their_time(make):
     assert drain(forwarder) == []
 
 
+def test_as_many_packets_as_ordered_have_other_bits_or_come_twice(make):
+    forwarder = make()
+    forwarder.spoil(UP, corrupt=2, repeat=3)
+    for _ in range(6):
+        forwarder.offer(UP, 1.0, FULL)
+    arrived = [packet for _, packet in drain(forwarder)]
+    assert len(arrived) == 6 + 3
+    assert [packet == FULL for packet in arrived] == 4 * [False] + 5 * [True], "the first two, twice each"
+
+
 def checksum(data):
     """Zero if the checksum within is right."""
     numbers = struct.unpack(f"!{len(data) // 2}H", data)

@@ -19,9 +19,10 @@ from edge_offload_benchmarks.ports import lasting_port
 from edge_offload_benchmarks.processes import Process, Server
 from edge_offload_research.emulate.emulator import Emulator
 from edge_offload_research.emulate.trace import BYTES_PER_MBIT, Link, Trace
+from edge_offload_research.testbed.packets.emulator import PacketEmulator
 
-#: The link between the faults.
-MBPS, RTT_S = 93.0, 2.6e-3
+#: The link between the faults, and its address at the packet level.
+MBPS, RTT_S, FAR = 93.0, 2.6e-3, "127.77.67.2:0"
 
 
 class Rig:
@@ -30,15 +31,18 @@ class Rig:
     Args:
         robot_options: further arguments of the robot.
         server_prefix: command words before the server's, for a scenario that needs another environment for it.
-        own_clocks: give robot and server wall clocks of their own: :attr:`clocks`, by name of the side.
+        separate_clocks: give robot and server wall clocks of their own: :attr:`clocks`, by name of the side.
+        level: of the link between them, tcp or packet.
 
     Raises:
         Unsupported: there is no libfaketime for that.
     """
 
     def __init__(
-        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), separate_clocks: bool = False
-    ) -> None:
+        self, robot_options: Sequence[str] = (), server_prefix: Sequence[str] = (), separate_clocks: bool = False,
+        level: str = "tcp",
+    ) -> None:  # fmt: skip
+        self._level = level
         self.clocks = {side: WallClock() for side in ("robot", "server")} if separate_clocks else {}
         self._directory = tempfile.TemporaryDirectory()
         self._keys = str(pathlib.Path(self._directory.name) / "keys")
@@ -55,8 +59,7 @@ class Rig:
         try:
             self.server = self.start_server(f"tcp://127.0.0.1:{lasting_port()}")
             address = self.server_address = self.server.address
-            link = Link.of("chaos", Trace.constant_trace(MBPS * BYTES_PER_MBIT), RTT_S)
-            self.emulator = Emulator("127.0.0.1:0", address[len("tcp://") :], link).start()
+            self.emulator = self._make_emulator(address[len("tcp://") :]).start()
             servers = ",".join(self.list_servers())
             command = [sys.executable, "-m", "edge_offload_benchmarks.chaos.robot", "--server", servers]
             if "replay" in self._robot_options:
@@ -82,6 +85,10 @@ class Rig:
         for clock in self.clocks.values():
             clock.close()
         self._directory.cleanup()
+
+    def _make_emulator(self, to: str) -> Any:
+        link = Link.of("chaos", Trace.constant_trace(MBPS * BYTES_PER_MBIT), RTT_S)
+        return PacketEmulator(FAR, to, link) if self._level == "packet" else Emulator("127.0.0.1:0", to, link)
 
     def _clock_prefix(self, side: str) -> List[str]:
         return self.clocks[side].command_prefix() if side in self.clocks else []

@@ -54,13 +54,13 @@ class Scenario:
     isolated: bool = False
     fronts: bool = False
 
-    def make_rig(self, robot_options: Sequence[str]) -> Rig:
-        """Make the rig that the scenario needs."""
+    def make_rig(self, robot_options: Sequence[str], level: str = "tcp") -> Rig:
+        """Make the rig that the scenario needs; a pool's has a link of the level tcp."""
         if self.fronts:
             return pooled.FrontsRig(robot_options)
         if self.gap_s:
             return pooled.PooledRig(robot_options, self.isolated)
-        return Rig(robot_options, self.server_prefix(), self.clocks)
+        return Rig(robot_options, self.server_prefix(), self.clocks, level)
 
 
 def _cut_link(how: str) -> Callable[[Rig, float], None]:
@@ -218,6 +218,6 @@ SCENARIOS: Dict[str, Scenario] = {
 }
 
 
-def list_scenarios(mode: str) -> List[str]:
-    """Scenarios that a robot in ``mode`` is put through: a pool computes in mode ``server`` alone."""
-    return [name for name, scenario in SCENARIOS.items() if mode == "server" or not scenario.gap_s]
+def list_scenarios(mode: str, level: str = "tcp") -> List[str]:
+    """Scenarios that a robot in ``mode`` is put through: a pool computes in mode ``server``, over a proxy."""
+    return [name for name, each in SCENARIOS.items() if not each.gap_s or (mode == "server" and level == "tcp")]

@@ -21,6 +21,7 @@ Each scenario starts a server process, a robot process with a camera and the aut
   edge-offload chaos --in-flight 2            two frames under way at once, both with their results in an outage
   edge-offload chaos --in-flight 2 --carry    and every frame leaves at once, with the newest result there is
   edge-offload chaos --turns --carry          two networks of one robot take turns at the server: never two under way
+  edge-offload chaos --level packet           over real packets (root): segments are lost, repeated and reset by kernels
   edge-offload chaos --list
 
 On a machine that is busy with something else, latencies say little: --no-timing reports them and judges the rest.
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from edge_offload_benchmarks.chaos.verdict import Verdict
 
 MODES = ("server", "split", "replay")
+LEVELS = ("tcp", "packet")
 HOLD_S, FULL_HOLD_S = 5.0, 15.0
 REPEAT = 3
 STEADY_S, RECOVER_S, SETTLE_S = 1.5, 15.0, 1.0
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeat", type=int, default=REPEAT, metavar="N", help=f"faults one after the other ({REPEAT})"
     )
     parser.add_argument("--no-timing", action="store_true", help="report latencies but do not judge them")
+    parser.add_argument("--level", choices=LEVELS, default="tcp", help="of the link: a proxy of TCP (default), packets")
     parser.add_argument("--mode", choices=MODES, default=MODES[0], help="where frames go but local")
     parser.add_argument("--in-flight", type=int, default=1, metavar="N", help="frames under way at once (1)")
     parser.add_argument("--carry", action="store_true", help="every frame leaves at once, carried along")
@@ -83,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in args.scenario if name not in SCENARIOS]
     if unknown:
         raise BadInput(f"no scenario {unknown[0]!r}", remedy=f"scenarios: {', '.join(SCENARIOS)}")
-    pooled = [name for name in args.scenario if name not in list_scenarios(args.mode)]
+    pooled = [name for name in args.scenario if name not in list_scenarios(args.mode, args.level)]
     if pooled:
-        raise BadInput(f"{pooled[0]} in mode {args.mode}: a pool computes in mode server", remedy="leave out --mode")
+        where, remedy = f"mode {args.mode} over the level {args.level}", "leave out --mode and --level"
+        raise BadInput(f"{pooled[0]} in {where}: a pool computes in mode server over a proxy", remedy=remedy)
     hold_s = args.hold or (FULL_HOLD_S if args.full else HOLD_S)
     if not 0 < hold_s <= 600:
         raise BadInput(f"--hold {hold_s:g} is not a length of a fault")
@@ -108,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
     # told to end, it ends the processes that it has started
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        for name in args.scenario or list_scenarios(args.mode):
+        for name in args.scenario or list_scenarios(args.mode, args.level):
             if args.resume and any(
                 item["scenario"] == label_scenario(name, args.mode) and item["passed"] for item in earlier
             ):
                 continue
-            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, robot)
+            verdict = run_scenario(name, hold_s, args.repeat, not args.no_timing, robot, args.level)
             verdicts.append(verdict)
             print(describe_verdict(verdict), file=sys.stderr if to_stdout else sys.stdout, flush=True)
             if file is not None:
@@ -164,9 +168,9 @@ class Robot:
 
 
 def run_scenario(
-    name: str, hold_s: float, repeat: int = 1, timing: bool = True, robot: Optional[Robot] = None
+    name: str, hold_s: float, repeat: int = 1, timing: bool = True, robot: Optional[Robot] = None, level: str = "tcp"
 ) -> Verdict:
-    """Run one scenario, its fault ``repeat`` times, and judge it."""
+    """Run one scenario, its fault ``repeat`` times, over a link of ``level``, and judge it."""
     from edge_offload.errors import Unsupported
     from edge_offload_benchmarks.chaos.robot import FPS
     from edge_offload_benchmarks.chaos.scenarios import SCENARIOS
@@ -184,7 +188,7 @@ def run_scenario(
     scenario, robot = SCENARIOS[name], robot or Robot()
     name = label_scenario(name, robot.mode)
     try:
-        made = scenario.make_rig((*scenario.robot_options, *robot.list_options()))
+        made = scenario.make_rig((*scenario.robot_options, *robot.list_options()), level)
     except Unsupported as error:
         return Verdict(name, skipped=str(error))
     died: List[str] = []

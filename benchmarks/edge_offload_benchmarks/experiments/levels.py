@@ -7,7 +7,7 @@ At the level packet both ends are in network namespaces (root). Frames of 200 kB
   edge-offload bench levels --congestion reno          as of kernels that take each loss for a full queue (cubic, too)
   edge-offload bench levels --json levels.json
 
-error: median of |estimate - bandwidth| / bandwidth upwards. quiet: the longest wait for a sign of life while packets
+up, down: medians of |estimate - bandwidth| / bandwidth. quiet: the longest wait for a sign of life while packets
 flowed: what notices a dead path sooner gives false alarms. noticed, back: from all packets lost to LOST, and from the
 end of that to READY, the median and the longest. moved: from another address of the robot to READY.
 """
@@ -82,15 +82,15 @@ def run(args: argparse.Namespace) -> int:
     if args.seconds < 1 or args.cuts < 1:
         raise BadInput("--seconds and --cuts must be at least 1")
     rows = []
-    heads = ("case", "error", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s", "moved s")
-    print("{:17} {:>6} {:>7} {:>7} {:>8} {:>5} {:>11} {:>11} {:>11}".format(*heads))
+    heads = ("case", "up", "down", "p50 ms", "p99 ms", "quiet ms", "false", "noticed s", "back s", "moved s")
+    print("{:17} {:>6} {:>6} {:>7} {:>7} {:>8} {:>5} {:>11} {:>11} {:>11}".format(*heads))
     for name in args.case or CASES:
         row = {"case": name, **measure_case(CASES[name], args.seconds, args.cuts, args.seed, args.congestion)}
         rows.append(row)
         shown = (row[key] for key in ("noticed_s", "back_s", "moved_s"))
         times = " ".join("          -" if one is None else f"{one['p50']:6.2f}/{one['most']:.2f}" for one in shown)
         frame_ms, worst_ms = (1e3 * row["frame_s"][key] for key in ("p50", "p99"))
-        print(f"{name:17} {row['error_p50']:6.1%} {frame_ms:7.1f} {worst_ms:7.1f} "
+        print(f"{name:17} {row['error_p50']:6.1%} {row['error_down_p50']:6.1%} {frame_ms:7.1f} {worst_ms:7.1f} "
               f"{1e3 * row['quiet_s']:8.0f} {row['false_alarms']:5d} {times}", flush=True)  # fmt: skip
     if args.json is not None:
         records.write(args.json, "levels_bench", rows)
@@ -147,13 +147,13 @@ def measure_case(case: Case, seconds: float, cuts: int, seed: int, congestion: O
         lines = [line for line in robot.lines if started_at <= line["t"] < ended]
         noticed, back = zip(*(_cut_link(emulator, robot, 0.13 * i) for i in range(cuts)))
         moved = [_change_address(emulator, robot, 0.13 * i) for i in range(cuts)] if case.level == "packet" else []
-    rates = [line["up"] for line in lines if "up" in line]
+    errors = {way: [abs(line[way] - truth) / truth for line in lines if way in line] for way in ("up", "down")}
     frame_s = sorted(line["frame"] for line in lines if line.get("frame") is not None)
     failed = sum(1 for line in lines if "frame" in line and line["frame"] is None)
     return {
         "level": case.level, "rtt_ms": case.rtt_ms, "impairments": case.terms, "seconds": seconds,
         "congestion": congestion if case.level == "packet" else None,
-        "error_p50": statistics.median(abs(rate - truth) / truth for rate in rates),
+        "error_p50": statistics.median(errors["up"]), "error_down_p50": statistics.median(errors["down"]),
         "frames": len(frame_s), "failed": failed,
         "frame_s": {"p50": frame_s[len(frame_s) // 2], "p99": frame_s[int(0.99 * len(frame_s))]},
         "quiet_s": max(line["quiet"] for line in lines if "quiet" in line),

@@ -107,7 +107,8 @@ class Emulator:
         """Break the link until :meth:`restore`.
 
         ``reset``: every connection is reset; new ones are let through (nothing to restore). ``refuse``: the same, and
-        new ones are reset too. ``blackhole``: nothing passes either way, nobody is told; what waits passes after.
+        new ones are reset too. ``blackhole``: nothing passes either way, no packet is answered; what waits passes
+        after.
         ``half_open``: the server's side of every connection is reset, the robot's side is not told.
         """
         if how not in CUTS:
@@ -118,6 +119,7 @@ class Emulator:
                 for pipe in list(self._relay.pipes):
                     self._relay.drop_pipe(pipe)
             elif how == "blackhole":
+                self._relay.set_deaf(True)
                 self._relay.up.set_paused(now, True)
                 self._relay.down.set_paused(now, True)
             else:
@@ -132,6 +134,7 @@ class Emulator:
         """End a cut. Half-open connections are reset."""
         with self._apply_change() as now:
             self._relay.cut = ""
+            self._relay.set_deaf(False)
             self._relay.up.set_paused(now, False)
             self._relay.down.set_paused(now, False)
             for pipe in list(self._relay.pipes):

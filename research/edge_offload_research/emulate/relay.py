@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 KERNEL_BUFFER = 32 << 10
 # like Wi-Fi; the loopback's 64 KB segments would fill such a small buffer one at a time, with pauses
 SEGMENT_BYTES = 1448
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 class Pipe:
@@ -69,6 +70,11 @@ class Relay:
         """End :meth:`run`."""
         self._stop.set()
         self.wakeup.wake_thread()
+
+    def set_deaf(self, deaf: bool) -> None:
+        """Let no packet of either end have an answer, new connections included; or no longer."""
+        for end in (self._listening, *(end for pipe in self.pipes for end in (pipe.robot, pipe.server) if end)):
+            set_deaf(end, deaf)
 
     def run(self) -> None:
         """Relay until :meth:`stop`."""
@@ -240,6 +246,14 @@ def shrink_buffers(end: socket.socket) -> None:
     """Let the kernel hold little for this socket."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BUFFER)
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+
+
+def set_deaf(end: socket.socket, deaf: bool) -> None:
+    """Let the kernel drop, and not answer, what comes for this socket; or no longer."""
+    drop = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0
+    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(drop))
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER if deaf else SO_DETACH_FILTER, program)
 
 
 def _sharpen_timers() -> None:

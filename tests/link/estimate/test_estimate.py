@@ -25,7 +25,7 @@ from edge_offload.link.estimate.wireless import (
     wifi_signal,
     wireless_interface,
 )
-from edge_offload.link.sockets.descriptors import Deliveries
+from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries
 from edge_offload.link.transport.prober import MAX_PROBE_BYTES, MIN_PROBE_BYTES, Prober, probe_bytes
 from edge_offload.link.transport.replies import LinkState
 from edge_offload_benchmarks.experiments.bandwidth import Sample, count_flaps, judge_samples, measure_lags
@@ -172,7 +172,7 @@ def test_where_round_trips_vary_a_short_transfer_is_not_taken_for_exact():
 
 def deliver(rate, samples_s, size=200_000, begin_s=0.0, gaps=()):
     """Looks at an upload that is delivered at ``rate`` from ``begin_s`` on, but for gaps (from, to; seconds)."""
-    deliveries = Deliveries()
+    deliveries = Deliveries(UPLOAD_SAMPLE_S)
     for now in samples_s:
         waited_s = sum(max(0.0, min(now, end_s) - start_s) for start_s, end_s in gaps)
         delivered = int(min(size, max(0.0, now - begin_s - waited_s) * rate))
@@ -185,15 +185,26 @@ def test_the_pace_of_deliveries_is_the_links_however_far_away_and_though_tcp_wai
     random_source, samples_s = random.Random(0), [0.0]
     while samples_s[-1] < 0.25:
         samples_s.append(samples_s[-1] + random_source.uniform(0.002, 0.006))
-    size, seconds, done_s = deliver(11.6 * MB, samples_s, 300_000, 0.07, gaps).take_runs(1.0)
-    assert size / seconds == pytest.approx(11.6 * MB, rel=0.02)
-    assert done_s >= 0.07 + 300e3 / 11.6e6
+    runs = deliver(11.6 * MB, samples_s, 300_000, 0.07, gaps).take_runs(1.0)
+    assert runs.size / (runs.seconds - runs.paused_s) == pytest.approx(11.6 * MB, rel=0.02)
+    assert runs.done_s >= 0.07 + 300e3 / 11.6e6
+
+
+def test_answered_pings_before_an_upload_is_delivered_are_no_part_of_its_pace():
+    """Each counts as a full segment, and comes when it comes."""
+    deliveries = Deliveries(UPLOAD_SAMPLE_S)
+    for now in (0.004 * i for i in range(40)):
+        pings = 1448 * sum(now >= at_s for at_s in (0.01, 0.035, 0.06))
+        delivered = pings + int(min(200_000, max(0.0, now - 0.07) * 11.6 * MB))
+        deliveries.add_sample(now, pings + 200_000 - delivered, delivered)
+    runs = deliveries.take_runs(1.0)
+    assert runs.size / runs.seconds == pytest.approx(11.6 * MB, rel=0.02)
 
 
 def test_few_or_rarely_sampled_deliveries_give_no_estimate():
-    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], 10_000).take_runs(1.0)[0] == 0
-    assert deliver(11.6 * MB, [0.03 * i for i in range(9)], 2_000_000).take_runs(1.0)[0] == 0
-    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], begin_s=0.5).take_runs(1.0)[0] == 0
+    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], 10_000).take_runs(1.0).size == 0
+    assert deliver(11.6 * MB, [0.03 * i for i in range(9)], 2_000_000).take_runs(1.0).size == 0
+    assert deliver(11.6 * MB, [0.004 * i for i in range(50)], begin_s=0.5).take_runs(1.0).size == 0
 
 
 def test_over_a_delay_that_wanders_the_rate_follows_from_deliveries():
@@ -214,6 +225,48 @@ def test_over_a_delay_that_wanders_the_rate_follows_from_deliveries():
         estimator.add_transfer(Transfer(t, t, received, received, received + back_s, clock_s, size, 100))
         errors.append(abs(estimator.make_reading(t + 0.16).uplink - rate) / rate)
     assert sorted(errors[10:])[45] < 0.15
+
+
+def receive(estimator, t, rate, size=40_000, delay_s=0.0, holes_s=(), lost=0):
+    """Looks at an answer that arrives at ``rate`` from ``t`` on, but for holes (from, to; seconds of the way)."""
+    now = t
+    while now < t + 0.1:
+        waited_s = sum(max(0.0, min(now - t, end_s) - start_s) for start_s, end_s in holes_s)
+        arrived = int(min(size, max(0.0, now - t - waited_s) * rate))
+        estimator.add_arrivals(now, lost + arrived)
+        if arrived == size:
+            break
+        now += 1.1 * ARRIVAL_SAMPLE_S
+    sent_s = t - delay_s
+    estimator.add_transfer(Transfer(sent_s - 0.02, sent_s - 0.02, sent_s, sent_s, now, 0.035, 1_000, size))
+    return estimator.make_reading(now).downlink
+
+
+@pytest.mark.parametrize(("size", "holes_s"), [(40_000, ()), (200_000, ()), (200_000, [(0.003, 0.0055)])])
+def test_the_pace_at_which_an_answer_arrives_is_the_links_however_its_delay_varies(size, holes_s):
+    source, rate, estimator, errors = random.Random(2), 11.6 * MB, LinkEstimator(), []
+    for i in range(60):
+        forth_s, back_s = source.uniform(0.01, 0.06), source.uniform(0.01, 0.06)
+        estimator.round_trip(0.2 * i, forth_s + back_s)
+        holes = holes_s if i % 2 else ()  # a segment that was lost is sent again
+        reading = receive(estimator, 0.2 * i + 0.1, rate, size, back_s, holes, i * size)
+        errors.append(abs(reading - rate) / rate)
+    assert sorted(errors[10:])[25] < 0.15
+
+
+def test_parts_of_an_answer_that_come_when_they_are_computed_tell_no_rate():
+    estimator, rate = LinkEstimator(), 11.6 * MB
+    estimator.round_trip(0.0, 2 * DELAY_S)
+    for i in range(20):
+        receive(estimator, 0.2 * i + 0.05, rate, lost=40_000 * i)
+    known = estimator.make_reading(4.0).downlink
+    t, arrived = 4.0, 800_000
+    for _ in range(40):  # 6 kB, and 2 ms until the next 6 kB
+        t, arrived = t + 2e-3, arrived + 6_000
+        estimator.add_arrivals(t, arrived)
+        estimator.skip_arrivals(t)
+    estimator.add_transfer(Transfer(3.9, 3.9, 3.95, t - 1e-3, t, 1e-3, 1_000, 6_000))
+    assert estimator.make_reading(t).downlink == pytest.approx(known, rel=0.05)
 
 
 def test_a_burst_into_the_next_hop_is_not_the_rate_of_the_link():

@@ -3,13 +3,14 @@
 import ctypes
 import os
 import pathlib
+import select
 import socket
 import struct
 import time
 
 import pytest
 
-from edge_offload.link.sockets.descriptors import Connection, Counters
+from edge_offload.link.sockets.descriptors import ArrivalWatch, Connection, Counters
 from edge_offload.link.transport.client import LinkState, Timings
 from edge_offload.link.transport.path import Probes, Suspicion, Verdict
 from edge_offload.link.transport.redial import Redial
@@ -126,21 +127,21 @@ class Wire:
     def cut(self, all_of_it):
         nothing = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))  # BPF: return 0
         program = struct.pack("HxxxxxxP", 1, ctypes.addressof(nothing))
-        self._on_each(lambda each: each.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program), all_of_it)
+        self.visit_sockets(lambda each: each.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program), all_of_it)
 
     def restore(self):
-        self._on_each(lambda each: each.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0), True)
+        self.visit_sockets(lambda each: each.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0), True)
 
-    def _on_each(self, act, all_of_it):
+    def visit_sockets(self, act, all_of_it):
         # with the default timeout that rospy sets, a copy makes its original non-blocking: rospy's server would end
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(None)
         try:
-            self._on_each_socket(act, all_of_it)
+            self._visit_each_socket(act, all_of_it)
         finally:
             socket.setdefaulttimeout(before)
 
-    def _on_each_socket(self, act, all_of_it):
+    def _visit_each_socket(self, act, all_of_it):
         for name in os.listdir("/proc/self/fd"):
             if not pathlib.Path(f"/proc/self/fd/{name}").is_socket():
                 continue
@@ -204,10 +205,60 @@ def test_the_first_attempts_after_a_connection_wait_for_a_few_round_trips():
     assert waits[-1] == Timings().connect_s
 
 
-def test_a_connection_that_loses_segments_now_and_then_is_paced_by_what_arrives():
+@pytest.fixture
+def bbr():
     available = pathlib.Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
     if not available.is_file() or "bbr" not in available.read_text().split():
         pytest.skip("this kernel has no BBR")
+
+
+def congestion_of(end):
+    return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0]
+
+
+def test_frames_are_not_paced_before_segments_are_lost_though_the_kernel_would(bbr):
+    with socket.socket() as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        Connection(listener.fileno()).avoid_pacing()
+        with socket.create_connection(listener.getsockname()) as each, listener.accept()[0] as accepted:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            Connection(each.fileno()).avoid_pacing()
+            assert (congestion_of(each), congestion_of(accepted)) == (b"reno", b"reno")
+
+
+def test_no_end_of_a_link_begins_with_pacing(serve, connect):
+    listener = serve()
+    client = connect(listener.address)
+    client.wait_ready(PATIENCE_S)
+    names = set()
+    Wire(listener.address).visit_sockets(lambda each: names.add(congestion_of(each)), True)
+    assert names
+    assert b"bbr" not in names
+
+
+@process
+def test_arrivals_wake_whoever_watches_though_the_owner_reads_them_at_once():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as owner:
+            watch = ArrivalWatch(owner.fileno())
+            poll = select.poll()
+            poll.register(watch.descriptor, select.POLLIN)
+            watch.clear_arrivals()
+            assert not poll.poll(20)
+            for _ in range(3):
+                far.sendall(b"data")
+                owner.recv(100)
+                assert poll.poll(PATIENCE_S)
+                watch.clear_arrivals()
+            assert not poll.poll(20)
+            watch.close()
+
+
+def test_a_connection_that_loses_segments_now_and_then_is_paced_by_what_arrives(bbr):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -217,5 +268,4 @@ def test_a_connection_that_loses_segments_now_and_then_is_paced_by_what_arrives(
                 tcp = Connection(each.fileno())
                 for number in range(losses):
                     tcp.note_losses(100.0 + spacing_s * number, number + 1, 500, steady)
-                name = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0]
-                assert (name == b"bbr") is paced
+                assert (congestion_of(each) == b"bbr") is paced

@@ -255,3 +255,15 @@ def test_bad_options_are_one_line(options, complaint, capsys):
     error = capsys.readouterr().err
     assert complaint in error
     assert error.count("\n") == 1
+
+
+def test_a_blackhole_answers_no_new_connection_until_it_ends(emulator):
+    with dial(emulator.address) as sock:
+        transfer_s(sock, 10)
+        emulator.cut("blackhole")
+        with pytest.raises(socket.timeout):
+            socket.create_connection(split_address(emulator.address), 0.3)
+        emulator.restore()
+        with dial(emulator.address) as late:
+            transfer_s(late, 10)
+        transfer_s(sock, 10)

@@ -19,6 +19,9 @@ from edge_offload_research.testbed.packets.network import FLIP, Network
 log = logging.getLogger(__name__)
 
 DIRECTIONS = {"up": UP, "down": DOWN}
+CUTS = ("blackhole", "reset", "half_open")
+#: Seconds in which resets are on their way, and lost.
+RESET_S = 0.05
 
 
 class PacketEmulator:
@@ -36,7 +39,7 @@ class PacketEmulator:
         Unsupported: this process may make no network devices, or there is no compiler.
     """
 
-    commands = ("set", "cut", "restore", "impair", "roam")
+    commands = ("set", "cut", "restore", "impair", "roam", "corrupt", "replay", "stalls")
 
     def __init__(
         self, listen: str, to: str, link: Link, pair: Optional[impairments.Pair] = None, seed: int = 0,
@@ -115,16 +118,35 @@ class PacketEmulator:
             self._apply_link(self._link, impairments.change_impairments(self._pair, values), False)
 
     def cut(self, how: str) -> None:
-        """``blackhole``: every packet is lost until :meth:`restore`."""
+        """Break the link until :meth:`restore`.
+
+        ``blackhole``: every packet is lost. ``reset``: the server's kernel resets every connection (nothing to
+        restore). ``half_open``: the same while no packet passes, so that the robot learns it from its next one.
+        """
+        if how not in CUTS:
+            raise BadInput(f"no cut {how!r} at the packet level", remedy=f"cuts: {', '.join(CUTS)}")
+        self._set_blackhole(how != "reset")
         if how != "blackhole":
-            raise BadInput(f"no cut {how!r} at the packet level", remedy="cuts: blackhole")
-        self._cut = True
-        self._forwarder.blackhole(True)
+            self.network.abort_connections(self._to[1])
+        if how == "half_open":
+            time.sleep(RESET_S)
+            self._set_blackhole(False)
 
     def restore(self) -> None:
         """End a cut."""
-        self._cut = False
-        self._forwarder.blackhole(False)
+        self._set_blackhole(False)
+
+    def stalls(self, fraction: float, _stall_s: float) -> None:
+        """Lose this fraction of packets; TCP makes the stalls of it that the proxy imitates."""
+        self.impair(loss=fraction)
+
+    def corrupt(self, packets: int) -> None:
+        """Flip bits in each of the next ``packets`` upwards."""
+        self._forwarder.spoil(UP, corrupt=packets)
+
+    def replay(self, packets: int) -> None:
+        """Send each of the next ``packets`` upwards twice."""
+        self._forwarder.spoil(UP, repeat=packets)
 
     def roam(self) -> None:
         """Give the robot another address; packets from and to the old one are lost from now on."""
@@ -159,6 +181,10 @@ class PacketEmulator:
             self._link, self._pair = link, pair
             if getattr(self, "_thread", None) is not None:
                 self._order.write(b"c")
+
+    def _set_blackhole(self, on: bool) -> None:
+        self._cut = on
+        self._forwarder.blackhole(on)
 
     def _set_translation(self) -> None:
         self._forwarder.translate(self.network.robot, self._far, self._to, FLIP)

@@ -94,6 +94,10 @@ class Forwarder:
         """Lose every packet, or no longer."""
         self._library.link_blackhole(self._link, int(on))
 
+    def spoil(self, direction: int, corrupt: int = 0, repeat: int = 0) -> None:
+        """Flip bits in the next ``corrupt`` packets, deliver the next ``repeat`` twice."""
+        self._library.link_spoil(self._link, direction, corrupt, repeat)
+
     def translate(self, robot: str, far: Tuple[str, int], server: Tuple[str, int], flip: str) -> None:
         """Send what ``robot`` sends to ``far`` to ``server``, from its address with the bits of ``flip`` turned."""
         addresses = (socket.inet_aton(address) for address in (robot, far[0], server[0], flip))

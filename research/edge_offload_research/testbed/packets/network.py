@@ -93,6 +93,11 @@ class Network:
         self._set_route(f"{self.far}/32", self.devices[0], self.robot, "robot")
         return self.robot
 
+    def abort_connections(self, port: int) -> None:
+        """Abort the server's ends of all connections at ``port``; their resets go over the link."""
+        ends = ("sport", "=", f":{port}", "and", "dst", f"{self._seen}.0/24")
+        _run_command(*self.command_prefix("server"), "ss", "--kill", "--tcp", "--numeric", *ends)
+
     def command_prefix(self, end: str) -> List[str]:
         """Words before a command that make it run where ``end`` is, ``robot`` or ``server``."""
         return ["nsenter", "--net", "--target", str(self._spaces[ENDS.index(end)].pid)] if self._spaces else []

@@ -55,6 +55,7 @@ typedef struct {
     double period_s, origin, step_began;
     packet *head, *tail;
     int serving, blackhole, bad;
+    int corrupt, repeat; /* of the next packets */
     double remaining, since, ends, idle_from, last_due;
     packet **heap;
     int flying, room;
@@ -217,10 +218,15 @@ static void launch(lane *l, packet *p, double t) {
     } else {
         due = l->last_due = fmax(due, l->last_due);
     }
+    if (l->corrupt) {
+        l->corrupt--;
+        p->data[p->size - 1] ^= 0x55;
+    }
+    int repeated = l->repeat ? l->repeat-- : 0;
     p->time = due;
     p->order = l->order++;
     packet *twin = NULL;
-    if (uniform(l) < l->set.duplicate && (twin = malloc(sizeof *twin + (size_t)p->size))) {
+    if ((uniform(l) < l->set.duplicate || repeated) && (twin = malloc(sizeof *twin + (size_t)p->size))) {
         memcpy(twin, p, sizeof *twin + (size_t)p->size);
         twin->order = l->order++;
     }
@@ -355,6 +361,14 @@ int link_set(emulated_link *k, int direction, double now, const step *steps, int
 void link_blackhole(emulated_link *k, int on) {
     pthread_mutex_lock(&k->lock);
     k->lanes[0].blackhole = k->lanes[1].blackhole = on;
+    pthread_mutex_unlock(&k->lock);
+}
+
+/* Flip bits in so many of the next packets, deliver so many twice. */
+void link_spoil(emulated_link *k, int direction, int corrupt, int repeat) {
+    pthread_mutex_lock(&k->lock);
+    k->lanes[direction].corrupt = corrupt;
+    k->lanes[direction].repeat = repeat;
     pthread_mutex_unlock(&k->lock);
 }
 

@@ -5,8 +5,8 @@ Three kinds of evidence, none of which asks a network emulator or a radio for it
 * every finished transfer: its bytes over the time that it had the link to itself;
 * while a transfer is under way: the kernel's count of acknowledged bytes. It can only lower the estimate (the next hop
   may buffer), and it is what shows a collapse before the transfer has ended;
-* of a large upload: the pace at which its bytes were delivered, unless the next hop took them before the server did. It
-  depends neither on the delay nor on threads that come late;
+* of a large upload or answer: the pace at which its bytes were delivered, unless the next hop took them before the
+  server did. It depends neither on the delay nor on threads that come late;
 * probes when nothing travels (:mod:`edge_offload.link.transport.prober`).
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Deque, Optional, Tuple
 
 from edge_offload.link.estimate.clock import Transfer
-from edge_offload.link.sockets.descriptors import Deliveries
+from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries, Runs
 
 __all__ = ["ACTIVE", "NONE", "PASSIVE", "LinkEstimator", "LinkReading", "RateFilter", "Transfer"]
 
@@ -182,9 +182,8 @@ SAMPLE_BYTES, TRICKLE_BYTES = 4096, 256
 UNSEEN = 2.0
 #: Scheduling of the two ends' threads blurs a transfer's duration by this (seconds).
 JITTER_S = 1e-3
-#: Seconds of round trips of which the shortest counts as the delay of the empty link, and those in which the delay
-#: becomes another one (``bench levels``: error of packet_jitter_20).
-RTT_WINDOW_S, WANDER_S = 5.0, 0.1
+#: Seconds of round trips of which the shortest counts as the delay of the empty link.
+RTT_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,8 @@ class LinkEstimator:
         self._lock = threading.Lock()
         self._up = RateFilter()
         self._down = RateFilter()
-        self._source, self._deliveries = NONE, Deliveries()
+        self._source = NONE
+        self._deliveries, self._arrivals = Deliveries(UPLOAD_SAMPLE_S), Deliveries(ARRIVAL_SAMPLE_S)
         self._round_trips = _RoundTrips()
         self._up_free_s = self._down_free_s = -math.inf
         self._mark: Optional[Tuple[float, int]] = None
@@ -306,13 +306,16 @@ class LinkEstimator:
                 for waited_s in (transfer.waited_up_s, transfer.waited_down_s)
             )
             up_s, down_s = transfer.server_received_s - up_start_s, now - down_start_s
-            size, seconds, done_s = self._deliveries.take_runs(now)
-            if size and done_s >= transfer.server_received_s - transfer.clock_error_s:
-                drift_s = self._round_trips.variation_s * min(1.0, seconds / WANDER_S)
-                used = self._add_rate(self._up, now, size, seconds, JITTER_S + drift_s, transfer.waited_up_s)
+            runs = self._deliveries.take_runs(now)
+            if runs.size and runs.done_s >= transfer.server_received_s - transfer.clock_error_s:
+                used = self._add_runs(self._up, now, runs, self._deliveries.scatter, transfer.waited_up_s)
             else:  # the next hop took the bytes before the server did, or it was too little
                 used = self._add_rate(self._up, transfer.server_received_s, transfer.bytes_up, up_s, error_s, lag_up_s)
-            used |= self._add_rate(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
+            runs = self._arrivals.take_runs(now)
+            if runs.size:
+                used |= self._add_runs(self._down, now, runs, self._arrivals.scatter, transfer.waited_down_s)
+            else:
+                used |= self._add_rate(self._down, now, transfer.bytes_down, down_s, error_s, lag_down_s)
             if used:
                 self._source = source
 
@@ -325,6 +328,11 @@ class LinkEstimator:
             used |= self._add_rate(self._down, now, size_down, down_s - delay_s, error_s, lag_s)
             if used:
                 self._source = PASSIVE
+
+    def _add_runs(self, rate: RateFilter, now: float, runs: Runs, scatter: float, lag_s: float) -> bool:
+        # no more than the delay usually changes by
+        drift_s = min(self._round_trips.variation_s, scatter * runs.seconds)
+        return self._add_rate(rate, now, runs.size, runs.seconds, JITTER_S + drift_s, lag_s + runs.paused_s)
 
     @staticmethod
     def _add_rate(rate: RateFilter, now: float, size: float, busy_s: float, error_s: float, lag_s: float) -> bool:
@@ -364,6 +372,16 @@ class LinkEstimator:
                 self._up.observe_transfer(now, size, busy_s, JITTER_S, lag_s)
             self._mark = (now, acked)
 
+    def add_arrivals(self, now: float, arrived: int) -> None:
+        """Bytes that have arrived so far, those behind a hole included, while an answer is awaited."""
+        with self._lock:
+            self._arrivals.add_sample(now, 1, arrived)
+
+    def skip_arrivals(self, now: float) -> None:
+        """A part of an answer has arrived: when the next one was sent, nobody tells."""
+        with self._lock:
+            self._arrivals.take_runs(now)
+
     def adopt_reading(self, now: float, reading: LinkReading) -> None:
         """Take over what somebody else on this robot has measured more recently."""
         with self._lock:
@@ -381,7 +399,8 @@ class LinkEstimator:
             for rate in (self._up, self._down):
                 rate.reset_estimate()
             self._round_trips = _RoundTrips()
-            self._mark, self._deliveries, self._source = None, Deliveries(), NONE
+            self._mark, self._source = None, NONE
+            self._deliveries, self._arrivals = Deliveries(UPLOAD_SAMPLE_S), Deliveries(ARRIVAL_SAMPLE_S)
             self._up_free_s = self._down_free_s = -math.inf
 
     @property

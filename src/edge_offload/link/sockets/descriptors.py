@@ -6,26 +6,30 @@ import contextlib
 import itertools
 import math
 import os
+import select
 import socket
 import struct
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import Any, List, Optional, Tuple
+from typing import Any, Deque, List, NamedTuple, Optional, Tuple
 
-# struct tcp_info (linux/tcp.h): tcpi_snd_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us) at 68,
-# tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out and
-# tcpi_segs_in at 136 since 4.2, tcpi_min_rtt at 148, tcpi_delivered at 192 since 4.18
+# struct tcp_info (linux/tcp.h): tcpi_snd_mss and tcpi_rcv_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us)
+# at 68, tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out
+# and tcpi_segs_in at 136 since 4.2, tcpi_min_rtt and tcpi_data_segs_in at 148, tcpi_delivered at 192 since 4.18
 # bytes of it that acked and received need, and that all counters need
 _SHORT_INFO_BYTES, _INFO_BYTES = 136, 196
-_INFO = struct.Struct("=16xI4xI40xII24xI32xII4xI40xI")
+_INFO = struct.Struct("=16xIII40xII24xI32xII4xII36xI")
+#: Seconds between two looks at an upload that is under way, and at data that arrive (``bench levels``: error).
+UPLOAD_SAMPLE_S, ARRIVAL_SAMPLE_S = 4e-3, 1e-3
 #: When losses count as random: in so many episodes of retransmissions, so many seconds apart, at least this share of
 #: all segments was sent again (``bench levels --congestion reno``: frames of packet_loss_1 and packet_loss_3).
 EPISODES, EPISODE_S, LOSS_SHARE = 4, 0.5, 0.003
 #: BBR assumes that the shortest round trip is the usual one. It is not used where the shortest is less than this share
 #: of the smoothed one (``bench levels``: frames of packet_jitter_20).
 STEADY_SHARE = 0.25
-#: Congestion control for random losses; sockets take its name.
-PACED = b"bbr"
+#: Congestion control for random losses, and before them; sockets take these names.
+PACED, UNPACED = b"bbr", b"reno"
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Counters:
         unacked: segments sent and not acknowledged yet.
         rtt_s, rtt_deviation_s: smoothed round trip between the kernels, and its mean deviation (seconds).
         delivered: bytes that have reached the far end, those behind a lost segment included; segments times their size.
+        arrived: the same of this end.
     """
 
     acked: int
@@ -48,59 +53,99 @@ class Counters:
     rtt_s: float = 0.0
     rtt_deviation_s: float = 0.0
     delivered: int = 0
+    arrived: int = 0
+
+
+class Runs(NamedTuple):
+    """Bytes that were delivered one after the other.
+
+    Attributes:
+        size, seconds: bytes, and for how long they were delivered.
+        paused_s: seconds of it in which none was; TCP may have sent none.
+        done_s: time of the first sample without remaining bytes; inf: there is none.
+    """
+
+    size: float
+    seconds: float
+    paused_s: float
+    done_s: float
 
 
 class Deliveries:
-    """Samples of the bytes that have reached the far end while an upload is under way.
+    """Samples of the bytes that have reached the receiving end while a transfer is under way.
 
     Their rate is the link's. It depends neither on the delay nor on when the threads of the two ends ran.
+
+    Args:
+        sample_s: seconds between two samples. A gap of :data:`GAP` times as many ends a run: in a gap TCP sent nothing,
+            whatever the link could carry (``bench levels``: error).
     """
 
-    #: A run of samples counts from so many bytes and seconds on. A gap of more seconds than GAP_S ends it: in a gap TCP
-    #: sent nothing, whatever the link could carry (``bench levels``: error).
-    LEAST_BYTES, LEAST_S, GAP_S = 16 << 10, 3e-3, 0.01
-    #: Samples that are stored at most.
-    MOST = 1000
+    #: A run of samples counts from so many bytes and seconds on.
+    LEAST_BYTES, LEAST_S, GAP = 16 << 10, 2e-3, 2.5
+    #: So many bytes are more than the segments of pings, which count as full ones.
+    STEP_BYTES = 4 << 10
+    #: Samples that are stored at most, and rates of which the scatter is measured.
+    MOST, SCATTERED = 1000, 9
 
-    def __init__(self) -> None:
+    def __init__(self, sample_s: float) -> None:
         self._samples: List[Tuple[float, int, int]] = []
+        self._gap_s = self.GAP * sample_s
+        self._logs: Deque[float] = deque(maxlen=self.SCATTERED)
+
+    @property
+    def scatter(self) -> float:
+        """Median difference of successive rates' logarithms; inf before there are some."""
+        logs = list(self._logs)
+        steps = sorted(abs(after - before) for before, after in zip(logs, logs[1:]))
+        return steps[len(steps) // 2] if len(steps) >= 3 else math.inf
 
     def add_sample(self, now: float, remaining: int, delivered: int) -> None:
-        """Add a sample while an upload is under way, and the first one after it.
+        """Add a sample while a transfer is under way, and the first one after it.
 
         Args:
             now: seconds, monotonic.
-            remaining: bytes that are not acknowledged yet.
+            remaining: bytes that are not acknowledged yet, or whether some are awaited.
             delivered: bytes delivered since the connection began.
         """
         if remaining or (self._samples and self._samples[-1][1]):
             self._samples.append((now, remaining, delivered))
             del self._samples[: -self.MOST]
 
-    def take_runs(self, end_s: float) -> Tuple[float, float, float]:
+    def take_runs(self, end_s: float) -> Runs:
         """Remove the samples up to ``end_s``, and sum up their runs.
 
-        A run ends at a gap. It consists of the samples at which more bytes had arrived than before.
-
-        Returns:
-            Bytes and seconds of all runs, and the time of the first sample without remaining bytes; inf: there is none.
+        A run ends at a gap. It consists of the samples at which :data:`STEP_BYTES` more had arrived than before.
         """
         samples = [sample for sample in self._samples if sample[0] <= end_s]
         del self._samples[: len(samples)]
         samples = list(itertools.dropwhile(lambda sample: not sample[1], samples))
-        runs: List[List[Tuple[float, int]]] = [[]]
+        runs: List[List[Tuple[float, int, float]]] = [[]]
+        since_s, counted = samples[0][::2] if samples else (0.0, 0)
+        paused_s = 0.0
         for (before_s, _, before), (now, remaining, delivered) in zip(samples, samples[1:]):
-            if not remaining or now - before_s > self.GAP_S:
+            more = delivered - counted >= self.STEP_BYTES
+            paused_s += now - before_s if delivered == before else 0.0
+            if not remaining or now - before_s > self._gap_s:
                 runs.append([])
-            elif runs[-1] and now - runs[-1][-1][0] > self.GAP_S:
+            elif runs[-1] and now - runs[-1][-1][0] > self._gap_s:
                 runs[-1].pop()  # the gap had begun before that sample
                 runs.append([])
-            elif delivered > before:
-                runs[-1].append((now, delivered))
-        spans = [(run[-1][1] - run[0][1], run[-1][0] - run[0][0]) for run in runs if run]
-        spans = [span for span in spans if span[0] >= self.LEAST_BYTES and span[1] >= self.LEAST_S]
+            elif more:
+                runs[-1].append((now, delivered, paused_s))
+            if more or now - since_s > self._gap_s:
+                since_s, counted = now, delivered
+        ends = [(run[0], run[-1]) for run in runs if run]
+        spans = [
+            (last[1] - first[1], last[0] - first[0], last[2] - first[2])
+            for first, last in ends
+            if last[1] - first[1] >= self.LEAST_BYTES and last[0] - first[0] >= self.LEAST_S
+        ]
         done_s = next((now for now, remaining, _ in samples if not remaining), math.inf)
-        return float(sum(size for size, _ in spans)), sum(seconds for _, seconds in spans), done_s
+        size, seconds, paused_s = (float(sum(each)) for each in zip(*spans)) if spans else (0.0, 0.0, 0.0)
+        if size:
+            self._logs.append(math.log(size / seconds))
+        return Runs(size, seconds, paused_s, done_s)
 
 
 class Connection:
@@ -143,10 +188,24 @@ class Connection:
         acked, received = struct.unpack_from("=QQ", info, 120)
         if len(info) < _INFO_BYTES:
             return Counters(acked, received)
-        size, unacked, rtt_us, deviation_us, resent, sent, segments, shortest_us, delivered = _INFO.unpack_from(info)
+        (size, far_size, unacked, rtt_us, deviation_us, resent, sent, segments, shortest_us, data_segments, delivered
+         ) = _INFO.unpack_from(info)  # fmt: skip
         if resent > self._retransmitted:
             self.note_losses(time.monotonic(), resent, sent, shortest_us >= STEADY_SHARE * rtt_us)
-        return Counters(acked, received, segments, unacked, rtt_us / 1e6, deviation_us / 1e6, size * delivered)
+        times = rtt_us / 1e6, deviation_us / 1e6
+        return Counters(acked, received, segments, unacked, *times, size * delivered, far_size * data_segments)
+
+    def avoid_pacing(self) -> None:
+        """Replace BBR where it is the kernel's choice, until losses call for it (:meth:`note_losses`).
+
+        It paces a frame by how fast earlier ones arrived, at most 2.9 times a frame per round trip, and every ten
+        seconds it sends next to nothing (``bench levels``: frames and error of packet_70).
+        """
+        duplicate = self._duplicate_socket()
+        if duplicate is not None:
+            with duplicate, contextlib.suppress(OSError):
+                if duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(PACED):
+                    duplicate.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, UNPACED)
 
     def note_losses(self, now: float, retransmitted: int, sent: int, steady: bool) -> None:
         """Switch to BBR once segments are lost at random: other congestion controls slow down at each loss.
@@ -205,6 +264,28 @@ class Connection:
             pass
         os.close(copy)
         return None
+
+
+class ArrivalWatch:
+    """A descriptor to poll that is readable once data have arrived on a connection, though its owner reads them.
+
+    Args:
+        descriptor: of the connection. The watch ends when its owner closes it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._epoll = select.epoll()
+        self.descriptor = self._epoll.fileno()
+        # of what is readable nothing may be left when this is polled; writable it is nearly always
+        self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+
+    def clear_arrivals(self) -> None:
+        """Wait for further data."""
+        self._epoll.poll(0)
+
+    def close(self) -> None:
+        """End the watch."""
+        self._epoll.close()
 
 
 class Wakeup:

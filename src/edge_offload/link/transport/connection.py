@@ -22,7 +22,7 @@ from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
-from edge_offload.link.sockets.descriptors import Deliveries
+from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
@@ -34,8 +34,8 @@ rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
 _POLLIN = int(zmq.POLLIN)
-#: Seconds between two looks at an upload that is under way, for so long at most (``bench levels``: error).
-UPLOAD_SAMPLE_S, UPLOAD_S = 4e-3, 0.25
+#: For so many seconds an upload that is under way is looked at often.
+UPLOAD_S = 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
 
@@ -64,7 +64,8 @@ class Heartbeat:
     Attributes:
         received_s: when the peer was heard last.
         segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
-        delivered: bytes that have reached the next hop, as of the latest look.
+        delivered, arrived: bytes that have reached the next hop, and this end, as of the latest look.
+        arrived_s: when more had arrived than at the look before.
         sampled_bytes: an upload of fewer is through before a second look at it; set by the owner.
     """
 
@@ -76,7 +77,8 @@ class Heartbeat:
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
         self._acked_s = self._given_s = 0.0
-        self.delivered = 0
+        self.delivered = self.arrived = 0
+        self.arrived_s = -math.inf
         self.sampled_bytes = float(Deliveries.LEAST_BYTES)
         self.segments, self.segment_s = 0, now
 
@@ -112,6 +114,10 @@ class Heartbeat:
             sample_s = now + UPLOAD_SAMPLE_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, sample_s)
 
+    def is_arriving(self, now: float) -> bool:
+        """Tell whether data have arrived of late, so that more are likely to."""
+        return now - self.arrived_s < Deliveries.GAP * ARRIVAL_SAMPLE_S
+
     def check_progress(self, now: float, counters: Optional[descriptors.Counters]) -> None:
         """Progress that the kernel reports counts as a sign of life of what is under way.
 
@@ -120,6 +126,8 @@ class Heartbeat:
         """
         if counters is not None:
             self.delivered = counters.delivered
+            if counters.arrived != self.arrived:
+                self.arrived, self.arrived_s = counters.arrived, now
             if counters.received != self._received:
                 self._received, self.received_s = counters.received, now
             if counters.acked != self._acked or self._acked_s == 0.0:
@@ -186,6 +194,7 @@ class Dialled:
         self.pulse = Heartbeat(timings, self._started_s)
         self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
         self._tcp: Optional[descriptors.Connection] = None
+        self._watch: Optional[descriptors.ArrivalWatch] = None
         self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
         self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._started_s,)), limits)
@@ -222,16 +231,32 @@ class Dialled:
         self._clear_suspicion()
         if self._tcp is not None:
             self._tcp.release_counters()
+        if self._watch is not None:
+            self._watch.close()
 
     @property
     def sockets(self) -> List[zmq.Socket[Any]]:
         """Sockets to be polled."""
         return [self._socket, self._monitor]
 
+    def watch_arrivals(self, poller: zmq.Poller, busy: bool) -> None:
+        """Have ``poller`` wake its thread at the first data of an answer; the next are looked at from time to time."""
+        if self._watch is not None:
+            waits = self.expects_data(busy) and not self.pulse.is_arriving(time.monotonic())
+            if waits:
+                self._watch.clear_arrivals()
+            poller.register(self._watch.descriptor, zmq.POLLIN if waits else 0)
+
+    def expects_data(self, busy: bool) -> bool:
+        """Tell whether an answer is awaited over a path long enough for looks at its arrival."""
+        return busy and self.clock.reading.rtt_s >= ARRIVAL_SAMPLE_S
+
     def due_s(self, busy: bool, attentive: bool) -> float:
         """Return when :meth:`check_link` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
         due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
+        if self.expects_data(busy) and self.pulse.is_arriving(now):
+            due_s = min(due_s, now + ARRIVAL_SAMPLE_S)
         return min(due_s, now + PROBE_S) if self._suspicion else due_s
 
     def check_link(self, busy: bool, attentive: bool) -> None:
@@ -376,6 +401,8 @@ class Dialled:
                 try:
                     self._tcp = descriptors.Connection(value)
                     self._tcp.hold_counters()
+                    self._watch = descriptors.ArrivalWatch(value)
+                    self._tcp.avoid_pacing()
                 except OSError:
                     raise ConnectionLost("the connection broke at once") from None
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

@@ -8,6 +8,7 @@ connection whose difference passes the bound. It runs on a thread of its own: a 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import struct
@@ -158,7 +159,7 @@ class Gate:
         self._entrants: Dict[str, _Entrant] = {}
         self._serial = itertools.count(1)
         self._monitor: zmq.Socket[Any] = router.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+            zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
         self._zap: zmq.Socket[Any] = context.socket(zmq.REP)
         self._zap.linger = 0
@@ -170,6 +171,7 @@ class Gate:
     def start(self) -> None:
         """Begin to answer; nobody gets in before."""
         self._allow.reload_keys()
+        self._read_events()
         self._thread.start()
 
     def close(self) -> None:
@@ -256,7 +258,10 @@ class Gate:
             except zmq.Again:
                 return
             kind, descriptor = struct.unpack("=hi", event)
-            if kind == zmq.EVENT_ACCEPTED:
+            if kind == zmq.EVENT_LISTENING:
+                with contextlib.suppress(OSError):
+                    descriptors.Connection(descriptor).avoid_pacing()  # those that it accepts inherit that
+            elif kind == zmq.EVENT_ACCEPTED:
                 self._on_accepted(descriptor)
             elif kind in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 self._drop_descriptor(descriptor)

@@ -66,6 +66,7 @@ class Incoming:
         elif message.type == "notify":
             self._take_notification(message)
         elif message.type == "part":
+            self.estimator.skip_arrivals(received_s)
             self._take_part(message, size)
         elif message.type == "error" and message.id == 0:
             self.counters["told: malformed"] += 1
