@@ -517,6 +517,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "chaos": faults.chaos,
     "chaos_split": faults.chaos,
     "chaos_replay": faults.chaos,
+    "chaos_packet": faults.chaos,
     "chaos_in_flight": faults.chaos,
     "chaos_carry": faults.chaos_carry,
     "chaos_turns": faults.chaos_carry,

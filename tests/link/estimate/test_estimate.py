@@ -194,7 +194,7 @@ def test_answered_pings_before_an_upload_is_delivered_are_no_part_of_its_pace():
     """Each counts as a full segment, and comes when it comes."""
     deliveries = Deliveries(UPLOAD_SAMPLE_S)
     for now in (0.004 * i for i in range(40)):
-        pings = 1448 * sum(now >= at_s for at_s in (0.01, 0.035, 0.06))
+        pings = 1448 * sum(now >= at_s for at_s in (0.01, 0.037, 0.062))
         delivered = pings + int(min(200_000, max(0.0, now - 0.07) * 11.6 * MB))
         deliveries.add_sample(now, pings + 200_000 - delivered, delivered)
     runs = deliveries.take_runs(1.0)
