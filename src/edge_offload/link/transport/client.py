@@ -124,7 +124,7 @@ class Keeper:
             for socket in dialled.sockets:
                 poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
-                dialled.watch_arrivals(poller, self._incoming.busy)
+                dialled.arrivals.wake_at_data(poller, dialled.expects_data(self._incoming.busy))
                 if any(
                     ready == self.wakeup.descriptor for ready, _ in poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
                 ):
@@ -160,7 +160,7 @@ class Keeper:
             pulse.sampled_bytes = max(Deliveries.LEAST_BYTES, estimator.uplink * Deliveries.LEAST_S)
             estimator.add_progress(now, *pulse.read_progress(), self._incoming.waits.under_way, pulse.delivered)
             if dialled.expects_data(self._incoming.busy):
-                estimator.add_arrivals(now, pulse.arrived)
+                estimator.add_arrivals(now, dialled.arrivals.arrived)
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))

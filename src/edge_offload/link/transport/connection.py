@@ -25,6 +25,7 @@ from edge_offload.link.sockets import descriptors
 from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
+from edge_offload.link.transport.arrivals import Arrivals
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
 from edge_offload.link.transport.path import PROBE_S, SUSPECT_S, Probes, Suspicion, Verdict
 from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Target, Terms, Timings
@@ -64,8 +65,7 @@ class Heartbeat:
     Attributes:
         received_s: when the peer was heard last.
         segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
-        delivered, arrived: bytes that have reached the next hop, and this end, as of the latest look.
-        arrived_s: when more had arrived than at the look before.
+        delivered: bytes that have reached the next hop, as of the latest look.
         sampled_bytes: an upload of fewer is through before a second look at it; set by the owner.
     """
 
@@ -77,8 +77,7 @@ class Heartbeat:
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
         self._acked_s = self._given_s = 0.0
-        self.delivered = self.arrived = 0
-        self.arrived_s = -math.inf
+        self.delivered = 0
         self.sampled_bytes = float(Deliveries.LEAST_BYTES)
         self.segments, self.segment_s = 0, now
 
@@ -114,10 +113,6 @@ class Heartbeat:
             sample_s = now + UPLOAD_SAMPLE_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, sample_s)
 
-    def is_arriving(self, now: float) -> bool:
-        """Tell whether data have arrived of late, so that more are likely to."""
-        return now - self.arrived_s < Deliveries.GAP * ARRIVAL_SAMPLE_S
-
     def check_progress(self, now: float, counters: Optional[descriptors.Counters]) -> None:
         """Progress that the kernel reports counts as a sign of life of what is under way.
 
@@ -126,8 +121,6 @@ class Heartbeat:
         """
         if counters is not None:
             self.delivered = counters.delivered
-            if counters.arrived != self.arrived:
-                self.arrived, self.arrived_s = counters.arrived, now
             if counters.received != self._received:
                 self._received, self.received_s = counters.received, now
             if counters.acked != self._acked or self._acked_s == 0.0:
@@ -179,6 +172,7 @@ class Dialled:
         welcome, terms: what it said then.
         clock: the server's.
         pulse: signs of life.
+        arrivals: looks at what arrives.
     """
 
     def __init__(
@@ -189,12 +183,11 @@ class Dialled:
         self.ready = False
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
-        self.clock = PeerClock()
+        self.clock, self.arrivals = PeerClock(), Arrivals()
         self._started_s = time.monotonic()
         self.pulse = Heartbeat(timings, self._started_s)
         self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
         self._tcp: Optional[descriptors.Connection] = None
-        self._watch: Optional[descriptors.ArrivalWatch] = None
         self._suspicion: Optional[Suspicion] = None
         # packed before there is a socket to clean up: the application's dict may be one that cannot travel
         self._greeting = messages.pack_header(Message("hello", epoch, 0, "", hello, (self._started_s,)), limits)
@@ -231,21 +224,12 @@ class Dialled:
         self._clear_suspicion()
         if self._tcp is not None:
             self._tcp.release_counters()
-        if self._watch is not None:
-            self._watch.close()
+        self.arrivals.close()
 
     @property
     def sockets(self) -> List[zmq.Socket[Any]]:
         """Sockets to be polled."""
         return [self._socket, self._monitor]
-
-    def watch_arrivals(self, poller: zmq.Poller, busy: bool) -> None:
-        """Have ``poller`` wake its thread at the first data of an answer; the next are looked at from time to time."""
-        if self._watch is not None:
-            waits = self.expects_data(busy) and not self.pulse.is_arriving(time.monotonic())
-            if waits:
-                self._watch.clear_arrivals()
-            poller.register(self._watch.descriptor, zmq.POLLIN if waits else 0)
 
     def expects_data(self, busy: bool) -> bool:
         """Tell whether an answer is awaited over a path long enough for looks at its arrival."""
@@ -255,8 +239,8 @@ class Dialled:
         """Return when :meth:`check_link` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
         due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
-        if self.expects_data(busy) and self.pulse.is_arriving(now):
-            due_s = min(due_s, now + ARRIVAL_SAMPLE_S)
+        if self.expects_data(busy):
+            due_s = min(due_s, self.arrivals.due_s(now))
         return min(due_s, now + PROBE_S) if self._suspicion else due_s
 
     def check_link(self, busy: bool, attentive: bool) -> None:
@@ -278,6 +262,7 @@ class Dialled:
         counters = self._read_counters()
         self.pulse.check_progress(now, counters)
         if counters is not None:
+            self.arrivals.count_arrived(now, counters)
             self._check_path(now, counters)
         number = self.pulse.next_ping(now, busy, attentive)
         if number:
@@ -401,7 +386,7 @@ class Dialled:
                 try:
                     self._tcp = descriptors.Connection(value)
                     self._tcp.hold_counters()
-                    self._watch = descriptors.ArrivalWatch(value)
+                    self.arrivals.watch_connection(value)
                     self._tcp.avoid_pacing()
                 except OSError:
                     raise ConnectionLost("the connection broke at once") from None
