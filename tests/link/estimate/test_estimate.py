@@ -233,7 +233,7 @@ def receive(estimator, t, rate, size=40_000, delay_s=0.0, holes_s=(), lost=0):
     while now < t + 0.1:
         waited_s = sum(max(0.0, min(now - t, end_s) - start_s) for start_s, end_s in holes_s)
         arrived = int(min(size, max(0.0, now - t - waited_s) * rate))
-        estimator.add_arrivals(now, lost + arrived)
+        estimator.add_progress(now, 0, 0, arrived=1 + lost + arrived)
         if arrived == size:
             break
         now += 1.1 * ARRIVAL_SAMPLE_S
@@ -263,7 +263,7 @@ def test_parts_of_an_answer_that_come_when_they_are_computed_tell_no_rate():
     t, arrived = 4.0, 800_000
     for _ in range(40):  # 6 kB, and 2 ms until the next 6 kB
         t, arrived = t + 2e-3, arrived + 6_000
-        estimator.add_arrivals(t, arrived)
+        estimator.add_progress(t, 0, 0, arrived=arrived)
         estimator.skip_arrivals(t)
     estimator.add_transfer(Transfer(3.9, 3.9, 3.95, t - 1e-3, t, 1e-3, 1_000, 6_000))
     assert estimator.make_reading(t).downlink == pytest.approx(known, rel=0.05)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from edge_offload.link.sockets.descriptors import ArrivalWatch, Connection, Counters
+from edge_offload.link.sockets.descriptors import Arrivals, Connection, Counters
 from edge_offload.link.transport.client import LinkState, Timings
 from edge_offload.link.transport.path import Probes, Suspicion, Verdict
 from edge_offload.link.transport.redial import Redial
@@ -244,18 +244,17 @@ def test_arrivals_wake_whoever_watches_though_the_owner_reads_them_at_once():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as owner:
-            watch = ArrivalWatch(owner.fileno())
-            poll = select.poll()
-            poll.register(watch.descriptor, select.POLLIN)
-            watch.clear_arrivals()
+            arrivals, poll = Arrivals(), select.poll()
+            arrivals.watch_connection(owner.fileno())
+            arrivals.wake_at_data(poll, True)
             assert not poll.poll(20)
             for _ in range(3):
                 far.sendall(b"data")
                 owner.recv(100)
-                assert poll.poll(PATIENCE_S)
-                watch.clear_arrivals()
+                assert poll.poll(1e3 * PATIENCE_S)
+                arrivals.wake_at_data(poll, True)
             assert not poll.poll(20)
-            watch.close()
+            arrivals.close()
 
 
 def test_a_connection_that_loses_segments_now_and_then_is_paced_by_what_arrives(bbr):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Deque, Optional, Tuple
 
 WARN_S = 0.05
+#: Seconds of round trips of which the shortest counts as the delay of the empty link.
+RTT_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,40 @@ class PeerClock:
         low = max(proof[1] - slack * (now - proof[0]) for proof in self._proofs)
         high = min(proof[2] + slack * (now - proof[0]) for proof in self._proofs)
         return (low, high) if low <= high else None
+
+
+class RoundTrips:
+    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. What is read per frame is computed per change.
+
+    Attributes:
+        delay_s: half of the shortest; 0 while there is none.
+        above_s: how far the median is above the shortest.
+        variation_s: how far successive ones differ, in the mean.
+        usual_at_s: when one was last nearer to the shortest than to the median; -inf while there is none.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Deque[Tuple[float, float]] = deque()
+        self.delay_s = self.above_s = self.variation_s = 0.0
+        self.usual_at_s = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._latest)
+
+    def add_round_trip(self, now: float, rtt_s: float) -> None:
+        """Add one that has just ended."""
+        latest = self._latest
+        while latest and now - latest[0][0] > RTT_WINDOW_S:
+            latest.popleft()
+        latest.append((now, rtt_s))
+        seconds = [rtt for _, rtt in latest]
+        shortest_s = min(seconds)
+        self.delay_s = shortest_s / 2
+        self.above_s = sorted(seconds)[len(seconds) // 2] - shortest_s
+        differences_s = sum(abs(after - before) for before, after in zip(seconds, seconds[1:]))
+        self.variation_s = differences_s / len(seconds)
+        limit_s = shortest_s + self.above_s / 2
+        self.usual_at_s = max(at_s for at_s, rtt in latest if rtt <= limit_s)
 
 
 @dataclass(frozen=True)

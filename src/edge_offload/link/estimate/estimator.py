@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Callable, Deque, Optional, Tuple
 
-from edge_offload.link.estimate.clock import Transfer
+from edge_offload.link.estimate.clock import RoundTrips, Transfer
 from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries, Runs
 
 __all__ = ["ACTIVE", "NONE", "PASSIVE", "LinkEstimator", "LinkReading", "RateFilter", "Transfer"]
@@ -182,8 +182,6 @@ SAMPLE_BYTES, TRICKLE_BYTES = 4096, 256
 UNSEEN = 2.0
 #: Scheduling of the two ends' threads blurs a transfer's duration by this (seconds).
 JITTER_S = 1e-3
-#: Seconds of round trips of which the shortest counts as the delay of the empty link.
-RTT_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -228,40 +226,6 @@ def _caution_factor(error: float) -> float:
     return math.exp(-(min(error, MOST_CAUTION) ** 2) / 2) if math.isfinite(error) else 1.0
 
 
-class _RoundTrips:
-    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. What is read per frame is computed per change.
-
-    Attributes:
-        delay_s: half of the shortest; 0 while there is none.
-        above_s: how far the median is above the shortest.
-        variation_s: how far successive ones differ, in the mean.
-        usual_at_s: when one was last nearer to the shortest than to the median; -inf while there is none.
-    """
-
-    def __init__(self) -> None:
-        self._latest: Deque[Tuple[float, float]] = deque()
-        self.delay_s = self.above_s = self.variation_s = 0.0
-        self.usual_at_s = -math.inf
-
-    def __bool__(self) -> bool:
-        return bool(self._latest)
-
-    def add_round_trip(self, now: float, rtt_s: float) -> None:
-        """Add one that has just ended."""
-        latest = self._latest
-        while latest and now - latest[0][0] > RTT_WINDOW_S:
-            latest.popleft()
-        latest.append((now, rtt_s))
-        seconds = [rtt for _, rtt in latest]
-        shortest_s = min(seconds)
-        self.delay_s = shortest_s / 2
-        self.above_s = sorted(seconds)[len(seconds) // 2] - shortest_s
-        differences_s = sum(abs(after - before) for before, after in zip(seconds, seconds[1:]))
-        self.variation_s = differences_s / len(seconds)
-        limit_s = shortest_s + self.above_s / 2
-        self.usual_at_s = max(at_s for at_s, rtt in latest if rtt <= limit_s)
-
-
 class LinkEstimator:
     """Collects evidence, answers with a :class:`LinkReading`. Thread-safe. Times are of one monotonic clock.
 
@@ -276,7 +240,7 @@ class LinkEstimator:
         self._down = RateFilter()
         self._source = NONE
         self._deliveries, self._arrivals = Deliveries(UPLOAD_SAMPLE_S), Deliveries(ARRIVAL_SAMPLE_S)
-        self._round_trips = _RoundTrips()
+        self._round_trips = RoundTrips()
         self._up_free_s = self._down_free_s = -math.inf
         self._mark: Optional[Tuple[float, int]] = None
 
@@ -330,9 +294,8 @@ class LinkEstimator:
                 self._source = PASSIVE
 
     def _add_runs(self, rate: RateFilter, now: float, runs: Runs, scatter: float, lag_s: float) -> bool:
-        # no more than the delay usually changes by
-        drift_s = min(self._round_trips.variation_s, scatter * runs.seconds)
-        return self._add_rate(rate, now, runs.size, runs.seconds, JITTER_S + drift_s, lag_s + runs.paused_s)
+        error_s = JITTER_S + min(self._round_trips.variation_s, scatter * runs.seconds)
+        return self._add_rate(rate, now, runs.size, runs.seconds, error_s, lag_s + runs.paused_s)
 
     @staticmethod
     def _add_rate(rate: RateFilter, now: float, size: float, busy_s: float, error_s: float, lag_s: float) -> bool:
@@ -340,7 +303,7 @@ class LinkEstimator:
 
     def add_progress(
         self, now: float, given: int, acked: int, waited: Callable[[float, float], float] = lambda begin, end: 0.0,
-        delivered: int = 0,
+        delivered: int = 0, arrived: int = 0,
     ) -> None:  # fmt: skip
         """Bytes given to the connection and acknowledged by the next hop so far; call it at least every 0.1 s.
 
@@ -350,8 +313,11 @@ class LinkEstimator:
             acked: bytes acknowledged so far.
             waited: for how long threads of either end waited for a processor between two times, at most.
             delivered: bytes that have reached the next hop, those behind a hole included; 0: the kernel does not count.
+            arrived: the same of this end, while an answer is awaited; else 0.
         """
         with self._lock:
+            if arrived:
+                self._arrivals.add_sample(now, 1, arrived)
             self._deliveries.add_sample(now, given - acked if given - acked >= BACKLOG_BYTES else 0, delivered)
             if given - acked < BACKLOG_BYTES:
                 self._mark = None
@@ -371,11 +337,6 @@ class LinkEstimator:
                     return  # who was to send has hardly run since: look again later
                 self._up.observe_transfer(now, size, busy_s, JITTER_S, lag_s)
             self._mark = (now, acked)
-
-    def add_arrivals(self, now: float, arrived: int) -> None:
-        """Bytes that have arrived so far, those behind a hole included, while an answer is awaited."""
-        with self._lock:
-            self._arrivals.add_sample(now, 1, arrived)
 
     def skip_arrivals(self, now: float) -> None:
         """A part of an answer has arrived: when the next one was sent, nobody tells."""
@@ -398,8 +359,7 @@ class LinkEstimator:
         with self._lock:
             for rate in (self._up, self._down):
                 rate.reset_estimate()
-            self._round_trips = _RoundTrips()
-            self._mark, self._source = None, NONE
+            self._mark, self._source, self._round_trips = None, NONE, RoundTrips()
             self._deliveries, self._arrivals = Deliveries(UPLOAD_SAMPLE_S), Deliveries(ARRIVAL_SAMPLE_S)
             self._up_free_s = self._down_free_s = -math.inf
 

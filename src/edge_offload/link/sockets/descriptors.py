@@ -266,26 +266,47 @@ class Connection:
         return None
 
 
-class ArrivalWatch:
-    """A descriptor to poll that is readable once data have arrived on a connection, though its owner reads them.
+class Arrivals:
+    """Data that arrive on a connection, by the kernel's counts; its owner reads them. Used by one thread.
 
-    Args:
-        descriptor: of the connection. The watch ends when its owner closes it.
+    Attributes:
+        descriptor: readable once data have arrived; -1 before :meth:`watch_connection`.
+        arrived: bytes so far.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self) -> None:
+        self.descriptor, self.arrived = -1, 0
+        self._arrived_s = -math.inf
+        self._epoll: Optional[select.epoll] = None
+
+    def watch_connection(self, descriptor: int) -> None:
+        """The connection is made; the watch ends when its owner closes it."""
         self._epoll = select.epoll()
         self.descriptor = self._epoll.fileno()
         # of what is readable nothing may be left when this is polled; writable it is nearly always
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
-    def clear_arrivals(self) -> None:
-        """Wait for further data."""
-        self._epoll.poll(0)
+    def wake_at_data(self, poller: Any, awaited: bool) -> None:
+        """Have ``poller`` wake its thread at the first data of an answer; the next are looked at when they are due."""
+        if self._epoll is not None:
+            waits = awaited and math.isinf(self.due_s(time.monotonic()))
+            if waits:
+                self._epoll.poll(0)
+            poller.register(self.descriptor, select.POLLIN if waits else 0)
+
+    def count_arrived(self, now: float, counters: Counters) -> None:
+        """Take in a look."""
+        if counters.arrived != self.arrived:
+            self.arrived, self._arrived_s = counters.arrived, now
+
+    def due_s(self, now: float) -> float:
+        """Return when the next look is due; inf while no data have arrived of late."""
+        return now + ARRIVAL_SAMPLE_S if now - self._arrived_s < Deliveries.GAP * ARRIVAL_SAMPLE_S else math.inf
 
     def close(self) -> None:
-        """End the watch."""
-        self._epoll.close()
+        """The connection is over."""
+        if self._epoll is not None:
+            self._epoll.close()
 
 
 class Wakeup:

@@ -124,10 +124,8 @@ class Keeper:
             for socket in dialled.sockets:
                 poller.register(socket, zmq.POLLIN)
             while not self._stop.is_set():
-                dialled.arrivals.wake_at_data(poller, dialled.expects_data(self._incoming.busy))
-                if any(
-                    ready == self.wakeup.descriptor for ready, _ in poller.poll(math.ceil(self._poll_s(dialled) * 1e3))
-                ):
+                dialled.arrivals.wake_at_data(poller, bool(dialled.count_awaited(self._incoming.busy)))
+                if self.wakeup.descriptor in dict(poller.poll(math.ceil(self._poll_s(dialled) * 1e3))):
                     self.wakeup.clear_wakeups()
                 if dialled.ready:  # before all bookkeeping: a frame waits for it
                     self._send_waiting(dialled)
@@ -158,9 +156,8 @@ class Keeper:
         if dialled.ready:
             pulse = dialled.pulse
             pulse.sampled_bytes = max(Deliveries.LEAST_BYTES, estimator.uplink * Deliveries.LEAST_S)
-            estimator.add_progress(now, *pulse.read_progress(), self._incoming.waits.under_way, pulse.delivered)
-            if dialled.expects_data(self._incoming.busy):
-                estimator.add_arrivals(now, dialled.arrivals.arrived)
+            counts = pulse.delivered, dialled.count_awaited(self._incoming.busy)
+            estimator.add_progress(now, *pulse.read_progress(), self._incoming.waits.under_way, *counts)
 
     def _poll_s(self, dialled: Dialled) -> float:
         due_s = dialled.due_s(self._incoming.busy, bool(self._attentions))

@@ -11,7 +11,6 @@ import logging
 import math
 import struct
 import time
-from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import zmq
@@ -22,13 +21,12 @@ from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
-from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Deliveries
+from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Arrivals, Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
-from edge_offload.link.transport.arrivals import Arrivals
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
 from edge_offload.link.transport.path import PROBE_S, SUSPECT_S, Probes, Suspicion, Verdict
-from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Target, Terms, Timings
+from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, Ping, Target, Terms, Timings
 
 __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "Timings"]
 rare = Sparingly(logging.getLogger(__name__))
@@ -39,20 +37,6 @@ _POLLIN = int(zmq.POLLIN)
 UPLOAD_S = 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
-
-
-@dataclass
-class _Ping:
-    """A ping without an answer yet.
-
-    When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
-    next hop had it.
-    """
-
-    sent_s: float
-    given: int
-    heartbeat: bool
-    acked_s: Optional[float] = None
 
 
 class Heartbeat:
@@ -73,7 +57,7 @@ class Heartbeat:
         self._timings = timings
         self.received_s = now
         self._beaten_s = self._pinged_s = -math.inf
-        self._pings: Dict[int, _Ping] = {}
+        self._pings: Dict[int, Ping] = {}
         self._ping_id = self._heartbeats = 0
         self._given = self._acked_base = self._acked = self._received = 0
         self._acked_s = self._given_s = 0.0
@@ -141,7 +125,7 @@ class Heartbeat:
     def mark_pinged(self, now: float, busy: bool) -> None:
         """Note that the ping has been sent."""
         heartbeat = now >= self._beat_due_s(busy)
-        self._pings[self._ping_id] = _Ping(now, self._given, heartbeat)
+        self._pings[self._ping_id] = Ping(now, self._given, heartbeat)
         self._pinged_s = now
         if heartbeat:
             self._heartbeats += 1
@@ -231,15 +215,15 @@ class Dialled:
         """Sockets to be polled."""
         return [self._socket, self._monitor]
 
-    def expects_data(self, busy: bool) -> bool:
-        """Tell whether an answer is awaited over a path long enough for looks at its arrival."""
-        return busy and self.clock.reading.rtt_s >= ARRIVAL_SAMPLE_S
+    def count_awaited(self, busy: bool) -> int:
+        """Bytes that have arrived; 0 while no answer is awaited over a path long enough for looks at its arrival."""
+        return self.arrivals.arrived if busy and self.clock.reading.rtt_s >= ARRIVAL_SAMPLE_S else 0
 
     def due_s(self, busy: bool, attentive: bool) -> float:
         """Return when :meth:`check_link` must be called next, at the latest; arguments as there."""
         now = time.monotonic()
         due_s = self.pulse.due_s(now, busy, attentive) if self.ready else min(self._deadline_s(), now + 0.1)
-        if self.expects_data(busy):
+        if self.count_awaited(busy):
             due_s = min(due_s, self.arrivals.due_s(now))
         return min(due_s, now + PROBE_S) if self._suspicion else due_s
 

@@ -1,4 +1,4 @@
-"""Of a connection of the client: with whom, how patiently, on whose terms, and how it ends."""
+"""Of a connection of the client: with whom, how patiently, on whose terms, what it awaits, and how it ends."""
 
 from __future__ import annotations
 
@@ -67,6 +67,20 @@ class Terms:
         numbers = {name: value for name, value in body.items() if type(value) is int and value > 0}
         message = Limits(numbers.get("max_message_bytes", 1 << 62), max_parts=numbers.get("max_parts", 1 << 30))
         return Terms(message, numbers.get("max_open_requests", 1 << 30), numbers.get("max_open_bytes", 1 << 62))
+
+
+@dataclass
+class Ping:
+    """A ping without an answer yet.
+
+    When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
+    next hop had it.
+    """
+
+    sent_s: float
+    given: int
+    heartbeat: bool
+    acked_s: Optional[float] = None
 
 
 class ConnectionLost(Exception):
