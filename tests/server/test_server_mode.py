@@ -194,7 +194,7 @@ def test_networks_of_people_are_bit_equal(killable_server, keys, name):
         offloaded = OffloadedModule(name, module, client, example=inputs, hedging=False)
         until(lambda: offloaded.unavailable_reason(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
         for seed in range(3):
-            remote, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
-            local_outputs, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)
+            remote, report = offloaded.run_inference(image(seed, 128, 192), Mode.SERVER)
+            local_outputs, _ = offloaded.run_inference(image(seed, 128, 192), Mode.LOCAL)
             assert report.mode is Mode.SERVER, report.fallback_reason
             assert bit_equal(remote, local_outputs)

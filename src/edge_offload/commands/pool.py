@@ -189,7 +189,7 @@ def _describe_driver(row: Mapping[str, Any]) -> List[str]:
         f"  {row['requests']} requests, {100 * in_time:.2f} % answered in time, {row['refused']} refused",
     ]
     if row["passed_over"]:
-        lines.append(f"  {passed_over(row['passed_over'], row['rate'])}")
+        lines.append(f"  {explain_undivided(row['passed_over'], row['rate'])}")
     if row["moved"]:
         lines.append(
             f"  {row['moved']} could not go on where they were; {row['moved_in_time']} of them were in time elsewhere"
@@ -274,7 +274,7 @@ def run(args: argparse.Namespace) -> int:
     return _profile(args) if args.what == "profile" else _status(args)
 
 
-def passed_over(promised: float, taken: float) -> str:
-    """Explain why a plan is not divided that would promise more."""
-    more = 100 * (promised / taken - 1)
+def explain_undivided(divided_rate: float, rate: float) -> str:
+    """Explain why an undivided plan is in force although stages have a higher rate."""
+    more = 100 * (divided_rate / rate - 1)
     return f"undivided; in stages it would promise {more:.1f} % more, and answer less in time"

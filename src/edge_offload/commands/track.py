@@ -156,7 +156,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
             if not opened:
                 wait_until_open(lambda: module.unavailable_reason(mode, inputs))
                 opened = True
-            return module.run(inputs, mode)
+            return module.run_inference(inputs, mode)
 
         yield run_network
     finally:

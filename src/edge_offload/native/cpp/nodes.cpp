@@ -100,26 +100,26 @@ Tensor copy_of(const Tensor& tensor) {
   auto flat = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
   return flat.set_(storage, 0, {bytes}, {1}).clone();
 }
-// Some tensor in the storage of a slot: one that it has, which is most often so, or one that it makes.
-Tensor tensor_in(const py::object& slot) {
+// Some tensor in the storage of a buffer: one that it has, which is most often so, or one that it makes.
+Tensor tensor_in(const py::object& buffer) {
   static PyObject* has = PyUnicode_InternFromString("_tensor");
   static PyObject* name = PyUnicode_InternFromString("tensor");
-  const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), has));
+  const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer.ptr(), has));
   if (given && THPVariable_Check(given.ptr())) return THPVariable_Unpack(given.ptr());
   if (!given) PyErr_Clear();
-  const auto attribute = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
+  const auto attribute = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer.ptr(), name));
   if (!attribute) throw py::error_already_set();
   return THPVariable_Unpack(attribute.ptr());
 }
-// Address and size of the storages of `slots` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
-py::bytes addresses(const py::dict& slots, const std::vector<int64_t>& live) {
+// Address and size of the storages of `buffers` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
+py::bytes addresses(const py::dict& buffers, const std::vector<int64_t>& live) {
   std::string packed;
   packed.reserve(16 * live.size());
   for (auto number : live) {
     const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
-    PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
-    if (!slot) return py::bytes();
-    const auto tensor = tensor_in(py::reinterpret_borrow<py::object>(slot));
+    PyObject* buffer = PyDict_GetItemWithError(buffers.ptr(), key.ptr());
+    if (!buffer) return py::bytes();
+    const auto tensor = tensor_in(py::reinterpret_borrow<py::object>(buffer));
     const auto& storage = tensor.storage();
     const uint64_t facts[2] = {reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()};
     packed.append(reinterpret_cast<const char*>(facts), sizeof(facts));
@@ -146,10 +146,10 @@ py::list described(const Tensor& tensor, int kind, int reference) {
 class Node {
  public:
   // `layouts`, `instructions`: a Program's; `registers`: how many there are; `live`: places of the storages that existed
-  // before, of which `written` are written to; `slot`: the class of slots.
+  // before, of which `written` are written to; `buffer`: the class of buffers (StorageBuffer).
   Node(const py::list& layouts, int registers, const py::list& instructions, const py::list& live, const py::list& written,
-       const py::object& slot, c10::Device device)
-      : registers_(registers), slot_(slot), device_(device) {
+       const py::object& buffer, c10::Device device)
+      : registers_(registers), buffer_class_(buffer), device_(device) {
     for (auto number : numbers(live)) {
       live_.push_back(number);
       places_ = std::max(places_, place(number) + 1);
@@ -164,16 +164,16 @@ class Node {
 
   // One run.
   //
-  // Args: slots by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
+  // Args: buffers by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
   // of the storages that existed before; `values` of the integers; what is uploaded; whether what is written is saved; how many
   // bytes and storages the session may hold more; how many bytes may be read; memory for the name of the operator that is
-  // running, or None; `session`: runs what is left to it. That gets the position of an instruction, its operands by place (slots,
-  // or tensors that have none), and the bytes that new storages have since it was last called; it returns the slots of operands
+  // running, or None; `session`: runs what is left to it. That gets the position of an instruction, its operands by place (buffers,
+  // or tensors that have none), and the bytes that new storages have since it was last called; it returns the buffers of operands
   // and results by place, and how many bytes and storages the session may hold more.
-  // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
+  // Returns (numbers of new storages, their bytes, saved: (buffer, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
   // What ran before an error has taken effect.
-  py::tuple run(const py::dict& slots, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
+  py::tuple run(const py::dict& buffers, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
                 const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note,
                 const py::object& session) {
     c10::InferenceMode inference;
@@ -187,17 +187,17 @@ class Node {
     int index = -1;
     const std::vector<Call::New> no_results;
     try {
-      std::vector<py::object> place_slots(places_);  // slots by place, as far as there are any
+      std::vector<py::object> place_buffers(places_);  // buffers by place, as far as there are any
       for (size_t i = 0; i < live_.size(); ++i) {
         const auto number = live.at(i);
         const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
-        PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
-        if (!slot) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
-        place_slots[live_[i]] = py::reinterpret_borrow<py::object>(slot);
-        now.places[live_[i]] = tensor_in(place_slots[live_[i]]);
+        PyObject* buffer = PyDict_GetItemWithError(buffers.ptr(), key.ptr());
+        if (!buffer) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
+        place_buffers[live_[i]] = py::reinterpret_borrow<py::object>(buffer);
+        now.places[live_[i]] = tensor_in(place_buffers[live_[i]]);
       }
       for (auto number : written_)
-        if (save && place_slots[number]) saved.append(py::make_tuple(place_slots[number], copy_of(now.places[number])));
+        if (save && place_buffers[number]) saved.append(py::make_tuple(place_buffers[number], copy_of(now.places[number])));
       const py::gil_scoped_release unlocked;  // a server's other threads answer while kernels run
       for (const auto& call : calls_) {
         if (memory.ptr) leave_name(call.name, memory);
@@ -219,7 +219,7 @@ class Node {
           index = call.index;
           py::dict operands;
           for (auto number : call.references) {
-            if (place_slots[number]) operands[py::int_(number)] = place_slots[number];
+            if (place_buffers[number]) operands[py::int_(number)] = place_buffers[number];
             else if (now.places[number].defined()) operands[py::int_(number)] = py::cast(now.places[number]);
           }
           const auto counted = std::exchange(kept, 0);
@@ -230,8 +230,8 @@ class Node {
           for (auto item : py::cast<py::dict>(answer[0])) {
             const auto number = item.first.cast<int>();
             if (number < 0 || number >= places_) continue;  // nobody uses it
-            place_slots[number] = py::reinterpret_borrow<py::object>(item.second);
-            now.places[number] = tensor_in(place_slots[number]);
+            place_buffers[number] = py::reinterpret_borrow<py::object>(item.second);
+            now.places[number] = tensor_in(place_buffers[number]);
           }
         } else {
           const auto& tensor = now.registers[call.holes[0].reg];
@@ -247,13 +247,13 @@ class Node {
           if (!item.kept) continue;
           const py::gil_scoped_acquire gil;
           const py::int_ number(base + item.ordinal);
-          if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
+          if (--most < 0 || PyDict_Contains(buffers.ptr(), number.ptr()))
             throw Unfit(kMalformed, "storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
-          const auto slot = py::reinterpret_steal<py::object>(
-              PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
-          if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
+          const auto buffer = py::reinterpret_steal<py::object>(
+              PyObject_CallFunctionObjArgs(buffer_class_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
+          if (!buffer || PyDict_SetItem(buffers.ptr(), number.ptr(), buffer.ptr())) throw py::error_already_set();
           created.append(number);
-          if (left_to_session_) place_slots[item.place] = slot;
+          if (left_to_session_) place_buffers[item.place] = buffer;
           const auto bytes = static_cast<int64_t>(place.storage().nbytes());
           now.room -= bytes;
           kept += bytes;
@@ -273,9 +273,9 @@ class Node {
         for (auto number : call.done) now.registers[number] = Tensor();
         for (auto number : call.dropped) {
           now.places[number] = Tensor();
-          if (!place_slots[number]) continue;
+          if (!place_buffers[number]) continue;
           const py::gil_scoped_acquire gil;
-          place_slots[number] = py::object();
+          place_buffers[number] = py::object();
         }
       }
     } catch (const Unfit& error) {
@@ -413,7 +413,7 @@ class Node {
       places_ = std::max(places_, place(facts[1]) + 1);
       call.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
     }
-    const py::object reported = op.attr("told");
+    const py::object reported = op.attr("descriptions");
     call.tells = !reported.is_none();
     if (call.tells) {
       for (auto item : reported) {
@@ -491,7 +491,7 @@ class Node {
 
   int registers_, places_ = 0;
   bool left_to_session_ = false;
-  py::object slot_;
+  py::object buffer_class_;
   c10::Device device_;
   std::vector<int> live_, written_;
   std::vector<Layout> layouts_;

@@ -105,16 +105,19 @@ class DetectionsView(CameraView):
         labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
-    def prepare_frame(self, frame: Frame) -> PreparedImage:
+    def prepare_inputs(self, frame: Frame) -> PreparedImage:
+        """Implement :class:`.SensorStages`."""
         bgr = image_to_bgr(frame.message)
         size = (bgr.shape[1], bgr.shape[0])
         return PreparedImage(bgr, size, NetworkInput.from_image(self._detector, bgr, frame.received_s))
 
-    def infer_frame(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+    def infer_inputs(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+        """Implement :class:`.SensorStages`."""
         frame_id, image = frame.message.header.frame_id, list(prepared.size)
         return self.node.run_network(frame, prepared.image.inputs, frame_id=frame_id, image=image)
 
-    def finish_frame(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+    def publish_result(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+        """Implement :class:`.SensorStages`."""
         node, header, size = self.node, frame.message.header, prepared.size
         seen = prepared.image.interpret(self._detector, *inferred)
         detections, report = seen.result, seen.report

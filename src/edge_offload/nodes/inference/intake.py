@@ -67,7 +67,7 @@ class Frame:
 
     Attributes:
         instant: when it was taken; frames are told apart, ordered and timed by it, not by their stamps.
-        place: among the inferences.
+        ticket: of its inference, in the order of inferences.
         claim: its turn at the server.
         pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
         until_s: how long its result may wait for what comes late, on the monotonic clock.
@@ -78,7 +78,7 @@ class Frame:
     message: Any
     received_s: float
     instant: Instant = UNKNOWN
-    place: Optional[int] = None
+    ticket: Optional[int] = None
     claim: Optional[Claim] = None
     pixels: Optional[Array] = None
     until_s: float = -math.inf

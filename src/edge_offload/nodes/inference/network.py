@@ -222,7 +222,7 @@ class Network:
         # opens the model on the server, while it is computed here for the first time
         unavailable_reason = self.module.unavailable_reason(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
-            _, report = self.module.run([image], Mode.LOCAL)
+            _, report = self.module.run_inference([image], Mode.LOCAL)
             if report.total_s > SLOW_S:
                 break
         while unavailable_reason is not None and time.monotonic() < ends and not rospy.is_shutdown():

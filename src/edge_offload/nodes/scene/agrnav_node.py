@@ -107,8 +107,8 @@ class SweepView(SensorView):
         self._goal = GoalIntake(self, self.node.poses)
         self.painter.start()
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
-        self._sink = self.carry or slot
+    def subscribe(self, queue: LatestFrameQueue[Frame], queue_all: bool) -> None:
+        self._sink = self.carry or queue
         remedy = "check the driver, or name its topic (input:=)"
         self._topic = await_topic("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
         self.health.watch("sweeps", self._topic.explain_silence)
@@ -120,23 +120,25 @@ class SweepView(SensorView):
         if hasattr(self, "_sweeps"):
             self._sweeps.unregister()
 
-    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+    def refresh(self, queue: LatestFrameQueue[Frame]) -> None:
         self._arrivals.refresh()
 
     def _on_sweep(self, message: Any) -> None:
         self._topic.note_arrival()
         self._sink.offer_frame(self._arrivals.make_frame(message, time.monotonic()))
 
-    def prepare_frame(self, frame: Frame) -> PreparedSweep:
+    def prepare_inputs(self, frame: Frame) -> PreparedSweep:
+        """Implement :class:`.SensorStages`."""
         if frame.pixels is None:
             return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         return self._pipeline.prepare_occupancy(frame.pixels, frame.received_s)
 
-    def infer_frame(self, frame: Frame, prepared: PreparedSweep) -> Any:
+    def infer_inputs(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        """Implement :class:`.SensorStages`."""
         return self.node.run_network(frame, (prepared.occupancy,))
 
-    def finish_frame(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
-        """Publish the result of a sweep, or have it carried to the newest one."""
+    def publish_result(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
+        """Implement :class:`.SensorStages`: publish a sweep's result, or have it carried to the newest sweep."""
         result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
         if self.carry is None:
@@ -161,7 +163,7 @@ class SweepView(SensorView):
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
         follows = self._carrier.add_frame(frame.instant, frame.pixels, self._look_up_pose(frame).transform) and same
-        self.node.slot.offer_frame(frame)
+        self.node.queue.offer_frame(frame)
         return follows
 
     def _look_up_pose(self, frame: Frame) -> Pose:

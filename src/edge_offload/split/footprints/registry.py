@@ -31,7 +31,7 @@ Footprint = Callable[[int, int], Range]
 
 EMPTY: Range = (0, 0)
 
-Slot = Tuple[str, bool, Any, Arg]
+ArgumentSource = Tuple[str, bool, Any, Arg]
 """An argument of a call: its name, whether it goes by name, its value or where that comes from, and its tree."""
 _REPLACED, _READ = object(), object()
 
@@ -100,7 +100,7 @@ class Site:
     axes: Mapping[int, int]
     used: Sequence[int]
     bound: Dict[str, Arg] = field(default_factory=dict)
-    _slots: Dict[Tuple[str, ...], Tuple[Slot, ...]] = field(default_factory=dict, repr=False)
+    _sources: Dict[Tuple[str, ...], Tuple[ArgumentSource, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.bound = bind_arguments(self.operator)
@@ -142,12 +142,12 @@ class Site:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
         place: str = getattr(reader, "place", "cpu")  # values of a GPU's are there
         names = (place, *replaced)
-        slots = self._slots.get(names)
-        if slots is None:
-            slots = self._slots[names] = self._arrange_slots(tuple(replaced), reader, place)
+        sources = self._sources.get(names)
+        if sources is None:
+            sources = self._sources[names] = self._arrange_arguments(tuple(replaced), reader, place)
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
-        for name, by_name, source, arg in slots:
+        for name, by_name, source, arg in sources:
             value = (
                 replaced[name]
                 if source is _REPLACED
@@ -161,9 +161,11 @@ class Site:
                 positional.append(value)
         return flatten_outputs(find_overload(self.operator.name)(*positional, **keywords))
 
-    def _arrange_slots(self, replaced: Tuple[str, ...], reader: RowReader, place: str) -> Tuple[Slot, ...]:
+    def _arrange_arguments(
+        self, replaced: Tuple[str, ...], reader: RowReader, place: str
+    ) -> Tuple[ArgumentSource, ...]:
         """Arrange the sources of all arguments once: torch's schemas are slow, and a runtime calls often."""
-        slots: List[Slot] = []
+        sources: List[ArgumentSource] = []
         gap = False  # behind an argument left at its default, the rest goes by name
         for argument in _schema_arguments(self.operator.name):
             name = argument.name
@@ -175,8 +177,8 @@ class Site:
                 continue
             else:
                 source = _READ if mentions_tensor(arg) else resolve_argument(arg, reader.whole, place)
-            slots.append((name, gap or argument.kwarg_only, source, arg))
-        return tuple(slots)
+            sources.append((name, gap or argument.kwarg_only, source, arg))
+        return tuple(sources)
 
 
 LocalityRule = Callable[[Site], Optional[Local]]

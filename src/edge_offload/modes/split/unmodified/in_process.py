@@ -48,13 +48,13 @@ class InProcessSession(DeviceSession):
         super().__init__("cpu", SessionLimits(storage_bytes=1 << 62))
         self.native: Any = None
 
-    def slot_of(self, number: int) -> StorageBuffer:
+    def buffer_of(self, number: int) -> StorageBuffer:
         """Return a storage; one of the device is used in place."""
-        if number not in self.slots:
+        if number not in self.buffers:
             memory = self.native.memory(number)
             if memory is not None:
                 self.store_buffer(number, StorageBuffer(memory.untyped_storage()), None)
-        return super().slot_of(number)
+        return super().buffer_of(number)
 
 
 def in_process_remote(session: InProcessSession) -> InProcessRemote:
@@ -218,7 +218,7 @@ class InProcessHandler:
         """
         self._deferred.materialize(number)
         self._update_device()
-        buffer = self._session.slots.get(number)
+        buffer = self._session.buffers.get(number)
         if buffer is None:
             raise LinkLost("a tensor on the device holds nothing: the call that should have made it failed")
         return torch.empty(0, dtype=torch.uint8).set_(buffer.storage)

@@ -1,6 +1,6 @@
 """Batches of frames that have just arrived, by earliest deadline first; ``windows.c`` packs them.
 
-Where robots have few frames from one turn to the next, as at 10 Hz, it matters most when in a frame's interval its
+Where robots have few frames from one slot to the next, as at 10 Hz, it matters most when in a frame's interval its
 batch begins: until some moment the result is used as early as the frame allows, after it a whole frame later, and then
 the next frame would have given a fresher result for the same use. So each frame has a *window*, and robots are served
 within windows only: a robot that misses one slides to its next frame, by which robots spread over frames by themselves.
