@@ -68,7 +68,7 @@ class Program:
     def entry(self, number: int) -> Tuple[str, bytes, Any]:
         return ENTRIES[number]
 
-    def words(self, segment: int) -> bytes:
+    def segment_code(self, segment: int) -> bytes:
         return struct.pack(f"<{len(self._codes[segment])}I", *self._codes[segment])
 
     def do(

@@ -112,7 +112,7 @@ class Program:
     def _try_native(self, native: Any, storages: Storages) -> None:
         """Tries to build the step for the C++ runner."""
         self._native_tried = True
-        with contextlib.suppress(native.NotHere):
+        with contextlib.suppress(native.Unsupported):
             code = self.code
             self._native = native.Node(
                 code.layouts, code.registers, code.instructions, [canonical for canonical, _, _ in code.live],

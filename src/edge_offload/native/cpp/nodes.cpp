@@ -1,8 +1,8 @@
-// A program run in one go: what execute/session/program.py does call by call, with no interpreter between calls.
+// Runs a whole program without Python between its calls; execute/session/program.py does the same call by call.
 //
 // The executor builds a Node from the instructions of a Program: kernels, allocations, reads and uploads. Any other call is left
 // to the session, which gets its operands and returns its results. A Node holds no storage between two runs. Its arguments come
-// from the session; what reaches beyond a storage is refused.
+// from the session; accesses beyond a storage are refused.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
@@ -22,18 +22,18 @@ namespace edge_offload {
 using at::Tensor;
 using c10::IValue;
 
-// As in instructions.py.
+// Same values as in instructions.py.
 enum How { kKernel, kAllocation, kRead, kWrite, kSession };
 enum Field { kSize, kStride, kOffset };
 
-// As in program.py: why a step does not fit what the session holds; the text is the client's error.
+// Reasons why a step does not fit the session, as in program.py; the text is the client's error.
 enum Why { kUnfit = -1, kMalformed = -2, kNoRoom = -3, kTooLong = -4 };
 struct Unfit : std::runtime_error {
   Unfit(Why why, const std::string& text) : std::runtime_error(text), why(why) {}
   Why why;
 };
-// It cannot be run here, but call by call it can.
-struct NotHere : std::runtime_error { using std::runtime_error::runtime_error; };
+// The program can only be run call by call.
+struct Unsupported : std::runtime_error { using std::runtime_error::runtime_error; };
 
 constexpr int kMostPlaces = 1 << 20;
 
@@ -49,8 +49,8 @@ struct Call {
   struct Hole { int position, reg; };
   struct Several { int position; bool optional; std::vector<int> registers; };
   struct Integer { int position, item, value; };
-  struct New { int output, place, ordinal; bool kept; };
-  struct Told { int kind, reference, reg; };
+  struct New { int output, place, ordinal; bool stored; };
+  struct Description { int kind, reference, reg; };
   int how;
   std::string name;
   std::vector<IValue> arguments;
@@ -59,8 +59,8 @@ struct Call {
   std::vector<Several> lists;
   std::vector<Integer> integers;
   std::vector<New> made;
-  std::vector<Told> reported;
-  bool tells, final;
+  std::vector<Description> descriptions;
+  bool is_described, final;
   std::vector<int> done, dropped, references;
   int index, upload, position;
   c10::optional<c10::OperatorHandle> op;
@@ -75,7 +75,7 @@ int64_t at_least_zero(int64_t value) {
   if (value < 0) throw Unfit(kMalformed, "a node asks for a negative size, stride or offset");
   return value;
 }
-// Sizes as Python writes a tuple.
+// Formats sizes as a Python tuple.
 std::string written(c10::IntArrayRef sizes) {
   std::string text = "(";
   for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
@@ -85,22 +85,22 @@ c10::OperatorHandle operator_of(const std::string& name) {
   const auto dot = name.find('.', name.find("::") + 2);
   const auto handle = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
-  if (!handle) throw NotHere(name);
+  if (!handle) throw Unsupported(name);
   return *handle;
 }
 
-// What the host reads: a copy of its own, dense.
+// Dense copy of a tensor on the host.
 Tensor host_copy(const Tensor& tensor) {
   return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
-// All bytes of a storage, as they are now.
+// Copy of all bytes of a storage.
 Tensor copy_of(const Tensor& tensor) {
   const auto& storage = tensor.storage();
   const auto bytes = static_cast<int64_t>(storage.nbytes());
   auto flat = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
   return flat.set_(storage, 0, {bytes}, {1}).clone();
 }
-// Some tensor in the storage of a buffer: one that it has, which is most often so, or one that it makes.
+// A tensor over the storage of a buffer: an existing one, or else a new one.
 Tensor tensor_in(const py::object& buffer) {
   static PyObject* has = PyUnicode_InternFromString("_tensor");
   static PyObject* name = PyUnicode_InternFromString("tensor");
@@ -111,7 +111,7 @@ Tensor tensor_in(const py::object& buffer) {
   if (!attribute) throw py::error_already_set();
   return THPVariable_Unpack(attribute.ptr());
 }
-// Address and size of the storages of `buffers` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
+// Address and size of storages, 8 bytes each, to which a CUDA graph is bound. Empty if one of them does not exist.
 py::bytes addresses(const py::dict& buffers, const std::vector<int64_t>& live) {
   std::string packed;
   packed.reserve(16 * live.size());
@@ -179,8 +179,8 @@ class Node {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
-    py::dict reported;
-    int64_t kept = 0;
+    py::dict descriptions;
+    int64_t stored = 0;
     py::object results = py::none(), read = py::none(), failed = py::none();
     py::buffer_info memory;
     if (!note.is_none()) memory = py::cast<py::buffer>(note).request(true);
@@ -222,14 +222,14 @@ class Node {
             if (place_buffers[number]) operands[py::int_(number)] = place_buffers[number];
             else if (now.places[number].defined()) operands[py::int_(number)] = py::cast(now.places[number]);
           }
-          const auto counted = std::exchange(kept, 0);
+          const auto counted = std::exchange(stored, 0);
           const auto answer = py::cast<py::tuple>(session(call.position, operands, counted));
           index = -1;
           now.room = answer[1].cast<int64_t>();
           most = answer[2].cast<int64_t>();
           for (auto item : py::cast<py::dict>(answer[0])) {
             const auto number = item.first.cast<int>();
-            if (number < 0 || number >= places_) continue;  // nobody uses it
+            if (number < 0 || number >= places_) continue;  // unused
             place_buffers[number] = py::reinterpret_borrow<py::object>(item.second);
             now.places[number] = tensor_in(place_buffers[number]);
           }
@@ -244,7 +244,7 @@ class Node {
         for (const auto& item : call.how == kSession ? no_results : call.made) {
           auto& place = now.places[item.place];
           if (call.how == kKernel) place = now.result(item.output);
-          if (!item.kept) continue;
+          if (!item.stored) continue;
           const py::gil_scoped_acquire gil;
           const py::int_ number(base + item.ordinal);
           if (--most < 0 || PyDict_Contains(buffers.ptr(), number.ptr()))
@@ -253,21 +253,21 @@ class Node {
               PyObject_CallFunctionObjArgs(buffer_class_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
           if (!buffer || PyDict_SetItem(buffers.ptr(), number.ptr(), buffer.ptr())) throw py::error_already_set();
           created.append(number);
-          if (left_to_session_) place_buffers[item.place] = buffer;
+          if (has_session_calls_) place_buffers[item.place] = buffer;
           const auto bytes = static_cast<int64_t>(place.storage().nbytes());
           now.room -= bytes;
-          kept += bytes;
+          stored += bytes;
         }
-        if (call.tells && call.how != kSession) {
+        if (call.is_described && call.how != kSession) {
           const py::gil_scoped_acquire gil;
           py::list description;
           int output = 0;
-          for (const auto& item : call.reported) {
+          for (const auto& item : call.descriptions) {
             description.append(described(item.reg < 0 ? now.result(output) : now.registers[item.reg], item.kind, item.reference));
             ++output;
           }
           if (call.final) results = description;
-          else reported[py::int_(call.index)] = description;
+          else descriptions[py::int_(call.index)] = description;
         }
         now.stack.clear();
         for (auto number : call.done) now.registers[number] = Tensor();
@@ -286,7 +286,7 @@ class Node {
       if (!raised.matches(PyExc_Exception)) throw raised;
       failed = py::make_tuple(index, raised.value());
     }
-    return py::make_tuple(created, kept, saved, reported, results, read, failed);
+    return py::make_tuple(created, stored, saved, descriptions, results, read, failed);
   }
 
  private:
@@ -299,7 +299,7 @@ class Node {
 
     int64_t value(int number) const { return values.at(number); }
 
-    // The storage of `place` in a layout: what a kernel returned, if it lies so.
+    // View of the storage of `place`; the tensor that a kernel returned, if it has that layout.
     Tensor view(int place, int number) {
       const auto& tensor = places[place];
       if (!tensor.defined()) throw Unfit(kMalformed, "a node uses value " + std::to_string(place) + " before it exists");
@@ -328,7 +328,7 @@ class Node {
       return made;
     }
 
-    // The arguments of a call, on the stack.
+    // Puts the arguments of a call on the stack.
     void prepare(const Call& call) {
       stack.assign(call.arguments.begin(), call.arguments.end());
       for (const auto& hole : call.holes) stack[hole.position] = registers[hole.reg];
@@ -369,15 +369,15 @@ class Node {
 
   static Layout layout(const py::tuple& item) {
     const auto fields = py::cast<py::tuple>(item[0]);
-    if (fields[1].cast<int>() != 0) throw NotHere("a conjugated or negated view");
+    if (fields[1].cast<int>() != 0) throw Unsupported("a conjugated or negated view");
     Layout layout{static_cast<at::ScalarType>(fields[0].cast<int>()), fields[2].cast<std::vector<int64_t>>(), fields[3].cast<std::vector<int64_t>>(),
                  fields[4].cast<int64_t>(), {}};
-    for (auto size : layout.sizes) if (size < 0) throw NotHere("a negative size");
-    for (auto stride : layout.strides) if (stride < 0) throw NotHere("a negative stride");
-    if (layout.offset < 0 || layout.sizes.size() != layout.strides.size()) throw NotHere("a layout that is none");
+    for (auto size : layout.sizes) if (size < 0) throw Unsupported("a negative size");
+    for (auto stride : layout.strides) if (stride < 0) throw Unsupported("a negative stride");
+    if (layout.offset < 0 || layout.sizes.size() != layout.strides.size()) throw Unsupported("a layout that is none");
     for (auto hole : item[1]) {
       const auto facts = numbers(hole);
-      if (facts[0] != kOffset && facts[1] >= static_cast<int>(layout.sizes.size())) throw NotHere("a hole outside its layout");
+      if (facts[0] != kOffset && facts[1] >= static_cast<int>(layout.sizes.size())) throw Unsupported("a hole outside its layout");
       layout.holes.push_back({facts[0], facts[1], facts[2]});
     }
     return layout;
@@ -386,11 +386,11 @@ class Node {
   Call call(const py::handle& op) {
     Call call;
     call.how = op.attr("how").cast<int>();
-    if (call.how > kSession) throw NotHere("a kind of call that is not known here");
+    if (call.how > kSession) throw Unsupported("a kind of call that is not known here");
     call.position = static_cast<int>(calls_.size());
     call.references = numbers(op.attr("references"));
     for (auto number : call.references) places_ = std::max(places_, place(number) + 1);
-    left_to_session_ = left_to_session_ || call.how == kSession;
+    has_session_calls_ = has_session_calls_ || call.how == kSession;
     call.name = op.attr("entry").attr("name").cast<std::string>();
     for (auto item : op.attr("fetched")) {
       const auto facts = numbers(item);
@@ -413,13 +413,13 @@ class Node {
       places_ = std::max(places_, place(facts[1]) + 1);
       call.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
     }
-    const py::object reported = op.attr("descriptions");
-    call.tells = !reported.is_none();
-    if (call.tells) {
-      for (auto item : reported) {
+    const py::object described = op.attr("descriptions");
+    call.is_described = !described.is_none();
+    if (call.is_described) {
+      for (auto item : described) {
         const auto facts = numbers(item);
         if (facts[2] >= 0) check(facts[2], registers_);
-        call.reported.push_back({facts[0], facts[1], facts[2]});
+        call.descriptions.push_back({facts[0], facts[1], facts[2]});
       }
     }
     call.final = op.attr("final").cast<bool>();
@@ -434,7 +434,7 @@ class Node {
     return call;
   }
 
-  // The arguments of a kernel, and what may be put into them.
+  // Parses the arguments of a kernel, with the holes for values of a run.
   void arguments(const py::handle& op, Call& call) {
     call.op = operator_of(call.name);
     const auto& schema = call.op->schema();
@@ -450,9 +450,9 @@ class Node {
       for (auto reg : several.registers) if (reg >= 0) check(reg, registers_);
       const auto& type = schema.arguments()[several.position].type();
       const auto list = type->cast<c10::ListType>();
-      if (!list) throw NotHere("a list of tensors where the schema has none");
+      if (!list) throw Unsupported("a list of tensors where the schema has none");
       several.optional = list->getElementType()->kind() == c10::TypeKind::OptionalType;
-      if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw NotHere("a list with a gap");
+      if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw Unsupported("a list with a gap");
       filled.push_back(several.position);
       call.lists.push_back(std::move(several));
     }
@@ -462,17 +462,17 @@ class Node {
       py::object given;
       if (i < positional.size()) given = positional[i];
       else if (named.contains(argument.name())) given = named[argument.name().c_str()];
-      else throw NotHere("an argument is missing");
+      else throw Unsupported("an argument is missing");
       try {
         call.arguments.push_back(torch::jit::toIValue(given, argument.type(), argument.N()));
       } catch (const std::exception&) {
-        throw NotHere("an argument of another kind");
+        throw Unsupported("an argument of another kind");
       }
     }
     for (const auto& item : call.integers) {
       check(item.position, call.arguments.size());
       const auto& argument = call.arguments[item.position];
-      if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw NotHere("a number that is no integer to the kernel");
+      if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw Unsupported("a number that is no integer to the kernel");
     }
   }
 
@@ -481,7 +481,7 @@ class Node {
     return number;
   }
   static void check(int64_t number, int64_t count) {
-    if (number < 0 || number >= count) throw NotHere("a number beyond its range");
+    if (number < 0 || number >= count) throw Unsupported("a number beyond its range");
   }
   static void leave_name(const std::string& name, const py::buffer_info& memory) {
     const auto size = static_cast<size_t>(memory.size * memory.itemsize), used = std::min(size, name.size());
@@ -490,7 +490,7 @@ class Node {
   }
 
   int registers_, places_ = 0;
-  bool left_to_session_ = false;
+  bool has_session_calls_ = false;
   py::object buffer_class_;
   c10::Device device_;
   std::vector<int> live_, written_;
@@ -502,7 +502,7 @@ class Node {
 
 PYBIND11_MODULE(edge_offload_nodes, module) {
   module.doc() = "Nodes of a course, run without an interpreter between their calls.";
-  py::register_exception<edge_offload::NotHere>(module, "NotHere");
+  py::register_exception<edge_offload::Unsupported>(module, "Unsupported");
   module.def("addresses", &edge_offload::addresses);
   py::class_<edge_offload::Node>(module, "Node")
       .def(py::init<const py::list&, int, const py::list&, const py::list&, const py::list&, const py::object&, c10::Device>())

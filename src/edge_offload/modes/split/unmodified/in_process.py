@@ -254,8 +254,8 @@ class InProcessHandler:
         if self._exchange.freed:
             self._session.free(self._exchange.freed)
             self._exchange.freed = []
-        self._native.keep(self._reads_to_store > 0)
-        self._native.owing(bool(self._deferred))
+        self._native.report_bytes(self._reads_to_store > 0)
+        self._native.report_writes(bool(self._deferred))
         awaited: Set[int] = set()
         resting: Set[int] = set()
         busy: Set[int] = set()

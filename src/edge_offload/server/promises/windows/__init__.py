@@ -109,7 +109,7 @@ def plan_batches(
     numbers = array.array("d", [number for window in make_windows(paces, ways, latencies) for number in window])
     planned: Optional[List[Tuple[float, Tuple[Tuple[int, int], ...]]]]
     planned = module.batches(numbers, array.array("d", latencies.seconds), begin, until, grace, EARLY_SHARE)
-    # frames are counted from those asked for, since numbers of any size are exact here alone
+    # the extension counts frames from the requested ones, because a double holds no frame number of any size
     return [
         Batch(start, tuple((place, paces[place].frame + frame) for place, frame in members))
         for start, members in planned or ()
