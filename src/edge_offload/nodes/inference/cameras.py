@@ -1,7 +1,7 @@
-"""What every node does whose network looks at frames of sensors: one result for each that is taken up.
+"""Base classes of nodes with a network for the frames of sensors: one result for each processed frame.
 
-Several cameras have one network, and the frames of each their turn (:class:`LatestFrameQueue`). All else is a sensor's
-own: intake, calibration, what is known of earlier frames, topics.
+Several cameras share one network, with their frames in turns (:class:`LatestFrameQueue`). Each sensor has its own
+intake, calibration, state from earlier frames, and topics.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class SensorNode(OffloadedNode):
         raise NotImplementedError(f"{self.name} has no network")
 
     def warm_up(self) -> Optional[Any]:
-        """Compute once with a made-up frame, if its size is known; returns the network's input."""
+        """Compute once with a synthetic frame, if its size is known; returns the network's input."""
         raise NotImplementedError(f"{self.name} has no frames")
 
     @property
@@ -260,9 +260,9 @@ class ImageNode(SensorNode):
     written = (*OffloadedNode.written, "labels")
     image_params: ClassVar[Tuple[Param, ...]] = (
         CAMERA_NS,
-        Param("every_frame", False, "work on every image instead of the latest"),
+        Param("every_frame", False, "process every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
-        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
+        Param("jpeg_quality", 85, "JPEG quality of the overlay's compressed images", low=1, high=100),
     )
     views: Mapping[str, CameraView]
 

@@ -1,4 +1,4 @@
-"""The thread of a node that gives every frame its result at once, carried along from what the network saw last."""
+"""Thread of a node that gives every frame a result at once, carried along from the network's latest result."""
 
 from __future__ import annotations
 

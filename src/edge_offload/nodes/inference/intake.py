@@ -1,4 +1,4 @@
-"""What a network node takes in: images (raw or compressed), the instant of each, calibration, pose."""
+"""Intake of a node with a network: images (raw or compressed), the instant of each, calibration, pose."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AUTO, NO_FRAME, DEFAULT_FRAME = "auto", "none", "map"
 WORLD_FRAME = Param(
     "world_frame",
     AUTO,
-    "tf frame of the positions, its ground at z = 0; auto: map, and no word of it where nobody publishes tf; "
+    "tf frame of the positions, its ground at z = 0; auto: map, without a warning if there is no tf; "
     "none: no positions on the ground",
 )
 """Parameter of nodes that tell where things are."""

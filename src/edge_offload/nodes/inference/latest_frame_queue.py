@@ -1,9 +1,9 @@
-"""Hand-over of frames from a subscriber to workers: the latest only, or every one. Knows nothing of ROS.
+"""Queue of frames between a subscriber and workers: only the latest frame, or every one. Independent of ROS.
 
-A subscriber that computes in its callback falls behind by a whole queue; one that only puts the frame here is never
-more than one inference behind. Every frame offered is taken exactly once or superseded, and counted either way.
-Frames of several sources take turns: the next one is of the source that had its last turn the longest ago.
-A :class:`Worker` works on one frame at a time, :class:`FramePipeline` on some at once, with results in their order.
+A subscriber that computes in its callback may fall behind by a whole queue. With this queue it is at most one inference
+behind. Every offered frame is either taken exactly once or superseded, and counted in both cases. Frames of several
+sources take turns: the next one is of the source whose last turn is the longest ago. A :class:`Worker` works on one
+frame at a time. A :class:`FramePipeline` works on several at once, with results in the order of the frames.
 """
 
 from __future__ import annotations

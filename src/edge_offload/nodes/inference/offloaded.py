@@ -1,4 +1,4 @@
-"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost."""
+"""Base class of nodes with a network that runs on the robot or on a server: follows the mode, runs, reports costs."""
 
 from __future__ import annotations
 
@@ -74,30 +74,28 @@ class OffloadedNode(Node):
     drain_s: ClassVar[float] = 10.0
     written: ClassVar[Tuple[str, ...]] = ("weights_sha256",)
     shared: ClassVar[Tuple[Param, ...]] = (
-        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
-        Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
+        Param("mode", Mode.LOCAL.value, "mode before the first message on offload/mode", choices=(*names(), *POLICIES)),
+        Param("server_wait", 0.0, "s to wait for the server at the start, so that it gets the first frames", low=0.0),
         Param(
             "in_flight",
             2,
-            "frames under way at once while they go to the server; 1 while they are computed here",
+            "frames in flight at once while they go to the server; 1 while the robot computes",
             low=1,
             high=MOST_IN_FLIGHT,
         ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
-        Param(
-            "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
-        ),
+        Param("turns", False, "take turns at the server with other networks of this robot"),
         Param(
             "accuracy",
             0.0,
-            "with ~carry: accuracy that sharing the server may cost, of 1; 0: nothing is promised",
+            "with ~carry: accuracy that sharing the server may cost, 0 to 1; 0: no promise is requested",
             low=0.0,
             high=1.0,
         ),
         Param("batched", False, "with ~accuracy: results may differ in the last digits from frames computed alone"),
-        Param("task", "", "name of what this node does, where there are turns; none: people, scene or objects"),
-        Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
-        Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
+        Param("task", "", "with ~turns: name of this node's task; none: people, scene or objects"),
+        Param("power_source", "auto", "sensor for the energy per frame", choices=CHOICES),
+        Param("power", {}, f"{', '.join(WATTS)} of this machine; none: energy without a sensor is NaN"),
     )
 
     def begin_offloading(self, network: Network) -> None:

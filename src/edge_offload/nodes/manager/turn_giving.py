@@ -1,4 +1,4 @@
-"""The manager's turns: what nodes say of themselves comes in, ``offload/turn`` goes out."""
+"""Turns of the manager as topics: receives reports of nodes, publishes ``offload/turn``."""
 
 from __future__ import annotations
 

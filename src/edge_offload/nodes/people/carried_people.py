@@ -1,4 +1,4 @@
-"""People that are carried along: every image has its result at once, from what the network saw last."""
+"""Carried people: every image has a result at once, carried along from the network's latest result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""People in the images of one camera, as a node publishes them."""
+"""People in the images of one camera: tracks them, locates them, and publishes the results."""
 
 from __future__ import annotations
 

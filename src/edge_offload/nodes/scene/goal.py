@@ -1,4 +1,4 @@
-"""Where agrnav_node plans to: what agrnav/goal named last, in the frame of a sweep."""
+"""Goal of agrnav_node: the latest message of agrnav/goal, in the frame of a sweep."""
 
 from __future__ import annotations
 
