@@ -196,10 +196,13 @@ class _SlowRunner(Runner):
 
 
 class _Double(nn.Module):
-    seconds = 0.05
+    """The robot's network, which waits for the event ``released`` if there is one."""
+
+    seconds, released = 0.05, None
 
     def forward(self, x):
         time.sleep(self.seconds)
+        assert self.released is None or self.released.wait(60.0)
         return x * 2
 
 
@@ -217,8 +220,10 @@ def test_a_local_call_may_request_another_mode_too_and_uses_the_first_result(mon
     module = module_with(runner)
     x = torch.ones(3)
     module.run_inference([x])
-    monkeypatch.setattr(_Double, "seconds", 1.0)
+    released = threading.Event()
+    monkeypatch.setattr(_Double, "released", released)
     outputs, report = module.run_inference([x], refresh=True)
+    released.set()
     monkeypatch.setattr(_Double, "seconds", 0.002)
     assert runner.requested == 1
     assert torch.equal(outputs[0], x * 2)

@@ -86,7 +86,7 @@ def test_report_gives_the_cost_of_the_frame(server, robot):
     assert sum(report.stages_s.values()) <= report.total_s + 2 * report.clock_error_s
     assert 200 * 300 * 3 < report.bytes_up < 200 * 300 * 3 + 2000
     assert report.bytes_down > 0
-    assert 0 < report.clock_error_s < 0.05
+    assert 0 < report.clock_error_s < report.total_s, "the frame had a whole round trip"
 
 
 def test_a_fast_link_gets_plain_bytes_and_a_slow_one_coded_ones_each_way(server, robot, monkeypatch):
