@@ -99,7 +99,7 @@ class _Stages:
         self.failed: List[str] = []
 
     def prepare_frame(self, shot: Shot, ticket: int) -> Tuple[NetworkInput, int]:
-        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+        """Implement :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         return self._pipeline.prepare_input(shot.bgr, shot.received_s), ticket
 
     def infer_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:

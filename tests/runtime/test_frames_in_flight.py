@@ -135,7 +135,9 @@ def test_a_wait_behind_earlier_frames_is_not_learned_as_time_of_the_mode(calls):
     end(remote, threads)
     forecast = module.situation([torch.zeros(1)]).forecasts[Mode.SERVER]
     assert forecast.measured
-    assert forecast.latency_s < max(0.4, results[0][1].total_s), "half a second in the queue was behind the robot's own frame"
+    assert forecast.latency_s < max(0.4, results[0][1].total_s), (
+        "half a second in the queue was behind the robot's own frame"
+    )
 
 
 def test_behind_an_earlier_frame_nothing_is_late_that_otherwise_would_be(calls, monkeypatch):

@@ -276,7 +276,7 @@ class Network:
         return self.offloaded.frames.frame_wait_s(time.monotonic(), self._requested_mode, taken_s)
 
     def prepare_frame(self, shot: Shot, ticket: int) -> _Decided:
-        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+        """Implement :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         picture, number = self._pictures[shot.number % len(self._pictures)], shot.number
         taken = time.monotonic()
         situation = self.offloaded.situation([picture])

@@ -1,14 +1,14 @@
-"""What a locality rule says of one operator, and the registry that finds the rule by name.
+"""Locality rules of operators, and the registry that finds the rule of an operator by its name.
 
 An operator is *local* along an axis if a range of its output along that axis needs only a range of its inputs (its
-footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule looks at one call (a :class:`Site`) and answers with a
-:class:`Local`, or with ``None`` for global. No rule knows a model; an operator without a rule is global.
+footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule inspects one call (a :class:`Site`) and returns a
+:class:`Local`, or ``None`` for global. No rule depends on a model; an operator without a rule is global.
 
-Programs record what torch makes of an operator (``_prelu_kernel`` for ``prelu``), models at hand are traced with the
-operator itself: a rule names both. A name in the registry is also one that a server takes from robots and calls in its
-own process (:mod:`edge_offload.server.services.split.recorded`), with arguments that only tensors without data checked.
+Recorded programs have internal operators (``_prelu_kernel`` for ``prelu``), traced models the public one; a rule names
+both. A server also calls each operator of the registry in its own process for robots, after a check of the arguments on
+tensors without data (:mod:`edge_offload.server.services.split.recorded`).
 
-Ranges are half-open and count rows along the axis; what has no axis is needed whole.
+Ranges are half-open and count rows along the axis; a value without an axis is needed whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Footprint = Callable[[int, int], Range]
 EMPTY: Range = (0, 0)
 
 ArgumentSource = Tuple[str, bool, Any, Arg]
-"""An argument of a call: its name, whether it goes by name, its value or where that comes from, and its tree."""
+"""An argument of a call: its name, whether it is passed by name, its value or the source of that, and its tree."""
 _REPLACED, _READ = object(), object()
 
 
@@ -46,13 +46,13 @@ class Locality(str, enum.Enum):
     ROW = "row"
     """An output row needs its own row as a whole (matrix product, softmax and norms along other axes)."""
     GLOBAL = "global"
-    """An output needs everything: runs in one piece, on one side."""
+    """An output needs all inputs: runs as a whole, on one side."""
     FREE = "free"
-    """Depends on no input of the inference (a class token, a mask): runs wherever it is wanted, at no cost."""
+    """Depends on no input of the inference (a class token, a mask): runs on any side that needs it, at no cost."""
 
 
 class RowReader(Protocol):
-    """Reader of the rows that a rule's footprint named, and of whole values."""
+    """Reader of rows of a rule's footprint, and of whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
         """Return rows [low, high) of a value that has an axis; none for an empty range."""
@@ -70,9 +70,9 @@ class Local:
 
     Attributes:
         kind: ELEMENT, BLOCK or ROW.
-        axes: axis of each output along which rows count; ``None`` for an output that nothing may use.
+        axes: axis of the rows of each output; ``None`` for an output that nothing may use.
         length: number of rows of the outputs.
-        needs: value with an axis -> which of its rows the output rows [low, high) need. All other tensors among the
+        needs: value with an axis -> its rows that the output rows [low, high) need. All other tensors among the
             arguments are needed whole.
         run: computes output rows [low, high); low < high.
     """
@@ -86,7 +86,7 @@ class Local:
 
 @dataclass
 class Site:
-    """One call, as a rule sees it.
+    """A call and its context, as input of a rule.
 
     Attributes:
         sequence: the sequence that it is part of.
