@@ -30,7 +30,7 @@ if __name__ == "__main__":
                 break
             time.sleep(0.1)
         for mode in (Mode.LOCAL, Mode.SERVER):
-            (output,), report = module.run(image, mode)
+            (output,), report = module.run_inference(image, mode)
             cost = f"{report.total_s * 1e3:.1f} ms, {report.bytes_up} bytes up {report.fallback_reason}"
             print(f"{report.mode}: {list(output.shape)}, sum {output.sum():.6f}, {cost}")
         module.close()

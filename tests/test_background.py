@@ -50,30 +50,30 @@ def row():
 
 
 def test_a_step_waits_for_the_frames_that_are_under_way(learner, row):
-    places = row.reserve_place(), row.reserve_place()
+    tickets = row.take_ticket(), row.take_ticket()
     passed = learner(60.0)
     assert not passed.wait(0.2)
-    row.release_place(places[0])
+    row.release_ticket(tickets[0])
     assert not passed.wait(0.2), "one is still under way"
-    row.release_place(places[1])
+    row.release_ticket(tickets[1])
     assert passed.wait(60.0)
 
 
 def test_the_wait_for_frames_ends_at_its_limit(learner, row):
-    row.reserve_place()
+    row.take_ticket()
     assert learner(0.01).wait(60.0)
 
 
 def test_without_frames_and_in_other_threads_nothing_is_waited_for(learner, row):
     assert learner(3600.0).wait(60.0)
-    row.reserve_place()
+    row.take_ticket()
     assert learner(3600.0, yields=False).wait(60.0)
 
 
 def test_a_removed_frame_order_is_not_waited_for(learner):
     row = TicketLock()
     background.yield_to(row)
-    row.reserve_place()
+    row.take_ticket()
     del row
     gc.collect()
     assert learner(3600.0).wait(60.0)
@@ -83,7 +83,7 @@ def test_after_a_wait_in_vain_it_goes_on_for_a_while(monkeypatch, row):
     """Beside frames without end it gets on at a rate of its own, whatever its steps take."""
     monkeypatch.setattr(background, "WAIT_S", 0.01)
     monkeypatch.setattr(background, "GRACE_S", 3600.0)
-    row.reserve_place()
+    row.take_ticket()
     passed = threading.Event()
 
     def work():
@@ -118,12 +118,12 @@ def some_calls():
 
 def test_what_has_no_steps_waits_for_frames_too(monkeypatch, row):
     monkeypatch.setattr(background, "WAIT_S", 60.0)
-    place = row.reserve_place()
+    ticket = row.take_ticket()
     over = sliced(some_calls)
     assert not over.wait(0.2)
-    row.release_place(place)
+    row.release_ticket(ticket)
     assert over.wait(60.0)
-    row.reserve_place()
+    row.take_ticket()
     assert sliced(some_calls, yields=False).wait(60.0), "nobody is to wait there"
 
 
@@ -133,10 +133,10 @@ def test_a_step_within_slices_ends_with_the_frames_wherever_a_slice_ends(monkeyp
     monkeypatch.setattr(background, "_ended", threading.Event())
     for calls in range(1, 120):
         monkeypatch.setattr(background, "CALLS", calls)
-        place = row.reserve_place()
+        ticket = row.take_ticket()
         over = sliced(background.give_way)
         assert not over.wait(0.01)
-        row.release_place(place)
+        row.release_ticket(ticket)
         assert over.wait(10.0), calls
 
 

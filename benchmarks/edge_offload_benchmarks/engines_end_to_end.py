@@ -95,7 +95,7 @@ def _wait_engine(robot: OffloadedModule, name: str, inputs: Sequence[torch.Tenso
     ends, at = time.monotonic() + READY_S, 0
     for mode in (Mode.LOCAL, Mode.SERVER):
         while True:
-            _, report = robot.run(inputs[at % len(inputs)], mode)
+            _, report = robot.run_inference(inputs[at % len(inputs)], mode)
             at += 1
             if report.mode is mode and report.engine.startswith(name):
                 break
@@ -113,7 +113,7 @@ def _take_turns(robots: Robots, link: str, inputs: Sequence[torch.Tensor], turns
             for place in range(len(names)):
                 name = names[(place + turn) % len(names)]
                 started_at = time.perf_counter()
-                _, report = robots[name].run(inputs[turn % len(inputs)], mode)
+                _, report = robots[name].run_inference(inputs[turn % len(inputs)], mode)
                 seconds[name, mode].append(time.perf_counter() - started_at)
                 if report.mode is not mode or not report.engine.startswith(name):
                     raise RemoteError(f"{mode} with {name}: {report.engine} in {report.mode}: {report.fallback_reason}")
@@ -139,7 +139,7 @@ def _count_equal_bits(robot: OffloadedModule, name: str, inputs: Sequence[torch.
         frame = inputs[number % len(inputs)]
         noise = torch.randint(0, 16, frame.shape, dtype=torch.uint8, generator=draw)
         given = frame ^ noise
-        (mine, _), (theirs, report) = robot.run(given, Mode.LOCAL), robot.run(given, Mode.SERVER)
+        (mine, _), (theirs, report) = robot.run_inference(given, Mode.LOCAL), robot.run_inference(given, Mode.SERVER)
         equal += report.mode is Mode.SERVER and len(mine) == len(theirs) and all(map(torch.equal, mine, theirs))
     return {"engine": name, "inputs": count, "equal": equal}
 

@@ -176,9 +176,9 @@ class _Liar(PromisePolicy):
 
     claimed: float
 
-    def report(self, now: float, captured: float) -> Optional[PromiseReport]:
+    def report_frame(self, now: float, captured: float) -> Optional[PromiseReport]:
         """See :class:`PromisePolicy`."""
-        report = super().report(now, captured)
+        report = super().report_frame(now, captured)
         if report is None or self.followed <= TRUE_FIRST:
             return report
         return replace(report, slope=self.claimed, slope_error=0.0, flicker=self.claimed, noise=self.claimed)
@@ -239,7 +239,7 @@ class _Real:
         while frame * content.interval < seconds:
             time.sleep(max(0.0, started_at + frame * content.interval - time.monotonic()))
             captured = started_at + frame * content.interval
-            due = self.promise.wants(captured)
+            due = self.promise.wants_frame(captured)
             if (due or self.habit == "greedy") and not (self.habit == "silent" and not self.promise.fallback_reason):
                 turn = self.promise.describe_slot(captured) if due else {}
                 if turn or self.habit == "greedy" or not self._under_way:

@@ -59,18 +59,18 @@ class Robot:
         """Open the model, and learn what frames take here and there."""
         image, _ = self.estimator.prepare(self.images[0])
         for _ in range(3):
-            self.module.run([image], Mode.LOCAL)
+            self.module.run_inference([image], Mode.LOCAL)
         wait_open(self.module, Mode.SERVER, [image], OPEN_S)
         for _ in range(12):
-            self.module.run([image], Mode.SERVER)
+            self.module.run_inference([image], Mode.SERVER)
 
     def run_block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
         """Some seconds with so many frames in flight."""
         done: List[Tuple[int, float, InferenceReport]] = []
         stages = _Stages(self, done)
-        slot: LatestFrameQueue[Shot] = LatestFrameQueue()
+        queue: LatestFrameQueue[Shot] = LatestFrameQueue()
         pipeline = FramePipeline(
-            slot, stages, self.module.frames,
+            queue, stages, self.module.frames,
             lambda taken_s: self.module.frames.frame_wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
         )  # fmt: skip
         pipeline.start()
@@ -80,10 +80,14 @@ class Robot:
             if due >= started_at + LEAD_S + seconds:
                 break
             time.sleep(max(0.0, due - time.monotonic()))
-            slot.offer_frame(Shot(number, image, time.monotonic()))
+            queue.offer_frame(Shot(number, image, time.monotonic()))
         ended = time.monotonic()
         drained = pipeline.drain(60.0)
-        return {"drained": drained, "failed": stages.failed, **_summarise_block(done, slot, started_at + LEAD_S, ended)}
+        return {
+            "drained": drained,
+            "failed": stages.failed,
+            **_summarise_block(done, queue, started_at + LEAD_S, ended),
+        }
 
 
 class _Stages:
@@ -94,14 +98,14 @@ class _Stages:
         self._pipeline = PeoplePipeline(robot.estimator)
         self.failed: List[str] = []
 
-    def prepare_frame(self, shot: Shot, place: int) -> Tuple[NetworkInput, int]:
-        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
-        return self._pipeline.prepare_input(shot.bgr, shot.received_s), place
+    def prepare_frame(self, shot: Shot, ticket: int) -> Tuple[NetworkInput, int]:
+        """Implement :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+        return self._pipeline.prepare_input(shot.bgr, shot.received_s), ticket
 
     def infer_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
         """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
-        image, place = prepared
-        return self._module.run(image.inputs, Mode.SERVER, meta={"seq": shot.number}, place=place)
+        image, ticket = prepared
+        return self._module.run_inference(image.inputs, Mode.SERVER, meta={"seq": shot.number}, ticket=ticket)
 
     def finish_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
         """Record a result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
@@ -118,9 +122,9 @@ class _Stages:
 
 
 def _summarise_block(
-    done: List[Tuple[int, float, InferenceReport]], slot: LatestFrameQueue[Any], started_at: float, ended: float
+    done: List[Tuple[int, float, InferenceReport]], queue: LatestFrameQueue[Any], started_at: float, ended: float
 ) -> Dict[str, Any]:
-    counts, counted = slot.counts, [report for _, at, report in done if started_at <= at <= ended]
+    counts, counted = queue.counts, [report for _, at, report in done if started_at <= at <= ended]
     numbers = [number for number, _, _ in done]
     return {
         "seconds": ended - started_at,

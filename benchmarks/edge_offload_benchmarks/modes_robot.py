@@ -82,7 +82,7 @@ class Robot:
         """Learn and plan, and see what there is to choose among; what the others lack."""
         ends = time.monotonic() + OPEN_S
         for _ in range(2):
-            self.module.run([next(self.inputs)], Mode.LOCAL)
+            self.module.run_inference([next(self.inputs)], Mode.LOCAL)
         while time.monotonic() < ends:
             tensor = next(self.inputs)
             if len(modes) > 2:
@@ -95,7 +95,7 @@ class Robot:
         self.lacks = {name: why for name, why in lacking.items() if why}
         for _ in range(WARM):
             for mode in self.modes:
-                self.module.run([next(self.inputs)], mode)
+                self.module.run_inference([next(self.inputs)], mode)
         return self.lacks
 
     def run_mode(self, mode: str, seconds: float) -> Dict[str, Any]:
@@ -103,7 +103,7 @@ class Robot:
         ends, result = time.monotonic() + seconds, LoadResult()
         while time.monotonic() < ends:
             tensor, started_at = next(self.inputs), time.monotonic()
-            outputs, report = self.module.run([tensor], Mode(mode))
+            outputs, report = self.module.run_inference([tensor], Mode(mode))
             result.seconds.append(time.monotonic() - started_at)
             if report.fallback_reason:
                 result.fell_back[report.fallback_reason[:200]] += 1
@@ -115,7 +115,7 @@ class Robot:
         """Measure ``frames`` frames in mode ``replay`` of one round trip each: seconds of both sides, and bytes."""
         reports: List[InferenceReport] = []
         for _ in range(PATIENCE * frames):
-            _, report = self.module.run([next(self.inputs)], Mode.REPLAY)
+            _, report = self.module.run_inference([next(self.inputs)], Mode.REPLAY)
             if report.mode is Mode.REPLAY and report.round_trips == 1:
                 reports.append(report)
             if len(reports) == frames:
@@ -140,7 +140,11 @@ class Robot:
         equal, worst = 0, 0.0
         plain = CudaReference(launcher) if reference == "cuda" else None
         for tensor, outputs in self.retained:
-            expected = self.module.run([tensor], Mode.LOCAL)[0] if plain is None else plain.outputs(self.model, tensor)
+            expected = (
+                self.module.run_inference([tensor], Mode.LOCAL)[0]
+                if plain is None
+                else plain.outputs(self.model, tensor)
+            )
             equal += all(torch.equal(one, other) for one, other in zip(outputs, expected))
             for one, other in zip(outputs, expected):
                 worst = max(worst, largest_difference(one, other))
@@ -155,7 +159,7 @@ class Robot:
         if mode == AUTO:
             decision = self.policy.decide(self.module.situation([tensor]))
             requested, reason = decision.mode, decision.reason
-        _, report = self.module.run([tensor], requested)
+        _, report = self.module.run_inference([tensor], requested)
         return time.monotonic() - started_at, report.mode.value, report.fallback_reason, reason
 
     def run_rounds(self, rounds: int) -> Dict[str, Any]:

@@ -137,7 +137,7 @@ def by_module(
     wait_open(module, Mode.SPLIT, inputs, OPEN_S)
 
     def run_split() -> Tuple[torch.Tensor, ...]:
-        outputs, report = module.run(inputs, Mode.SPLIT)
+        outputs, report = module.run_inference(inputs, Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         return outputs
 

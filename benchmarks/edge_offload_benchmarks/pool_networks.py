@@ -105,9 +105,9 @@ def _run_network(pool: Pool, kind: Kind, frames: int) -> Dict[str, Any]:
         }
         estimator = registry.build_estimator(kind.name) if kind.people else None
         for tensor, place in given:
-            local, _ = by_pool.run(tensor, Mode.LOCAL)
-            undivided_outputs, one = undivided.run(tensor, Mode.SERVER)
-            pool_outputs, other = by_pool.run(tensor, Mode.SERVER)
+            local, _ = by_pool.run_inference(tensor, Mode.LOCAL)
+            undivided_outputs, one = undivided.run_inference(tensor, Mode.SERVER)
+            pool_outputs, other = by_pool.run_inference(tensor, Mode.SERVER)
             row["remote"] += (one.mode, other.mode) == (Mode.SERVER, Mode.SERVER)
             row["equal_local"] += _all_equal(local, pool_outputs)
             row["equal_server"] += _all_equal(undivided_outputs, pool_outputs)
@@ -156,7 +156,7 @@ def _wait_open(robot: OffloadedModule, tensor: torch.Tensor, engine: str) -> Non
     """Until frames are computed there."""
     ends = time.monotonic() + START_S
     while True:
-        _, report = robot.run(tensor, Mode.SERVER)
+        _, report = robot.run_inference(tensor, Mode.SERVER)
         if report.mode is Mode.SERVER and report.engine.startswith(engine):
             return
         if time.monotonic() > ends:

@@ -60,7 +60,7 @@ def gpu(monkeypatch):
 
 def reason(module, picture, expected, mode=Mode.LOCAL):
     """Why a frame did not run as asked for; its result is right in any case."""
-    outputs, report = module.run([picture], mode)
+    outputs, report = module.run_inference([picture], mode)
     close_to(outputs, expected)
     assert report.mode is mode or report.fallback_reason
     return report.fallback_reason

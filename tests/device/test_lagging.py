@@ -54,4 +54,4 @@ def test_nothing_lags_by_default() -> None:
 def test_a_seed_is_a_number() -> None:
     code, _, stderr = run_app("late")
     assert code != 0
-    assert "EDGE_OFFLOAD_ASYNC=late; 1, or another number" in stderr
+    assert "EDGE_OFFLOAD_ASYNC=late; set 1, or another number" in stderr

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edge_offload.device import shapes
-from edge_offload.device.shapes import HOW, LAYOUTS, layouts_of, sampled_shapes
+from edge_offload.device.shapes import HOW, LAYOUTS, layouts_of, load_table
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.execute.devices import ON_CPU
 from edge_offload_research.device.conformance.shapes import FEWEST, exact_rules, part_of, table_of
@@ -77,13 +77,13 @@ from edge_offload.device import shapes
 from edge_offload.device.installation import current_installation
 
 def trust(right):
-    table = shapes.sampled_shapes()
+    table = shapes.load_table()
     del table["meta"]["aten::amax"]  # the server is asked of it, and does the step that it expects
     if not right:
         table["meta"]["aten::_convolution"] = table["rules"].pop("aten::_convolution")
-    before, shapes.sampled_shapes = shapes.sampled_shapes, lambda kind="": table
+    before, shapes.load_table = shapes.load_table, lambda kind="": table
     shapes.trust_shapes(current_installation().native, current_installation().remote)
-    shapes.sampled_shapes = before
+    shapes.load_table = before
 
 trust(True)
 filters = torch.rand(4, 3, 3, 3)
@@ -228,7 +228,7 @@ def test_operators_that_differ_in_rows_are_requested_of_another_torch_too(monkey
         ]}]
     )  # fmt: skip
     assert table[shapes.REQUESTED_KEY] == sorted(["aten::_fft_c2c", generated])
-    monkeypatch.setattr(shapes, "sampled_shapes", lambda kind="": table)
+    monkeypatch.setattr(shapes, "load_table", lambda kind="": table)
     native, remote = Mock(), Mock(torches="2.1.0 here, 2.13.0 there", facts={"name": f"a CPU{ON_CPU}"})
     shapes.trust_shapes(native, remote)
     native.suppose.assert_called_once_with(True, sorted(["aten::_fft_c2c", generated]))
@@ -269,7 +269,7 @@ def test_layouts_are_a_set():
 
 def trusted() -> Dict[Tuple[str, int, int], bool]:
     """What the file says of this torch."""
-    sampled = sampled_shapes()
+    sampled = load_table()
     if not sampled:
         pytest.skip(f"the operators of torch {torch.__version__} have not been sampled")
     return {
@@ -340,7 +340,7 @@ def test_what_ran_ahead_is_compared_before_any_result_too(tmp_path):
 @pytest.mark.parametrize("release", ["2.0.1", "2.1.0a0+41361538.nv23.06", "2.13.0+cu126"])
 def test_releases_of_robots_have_a_table(monkeypatch, release):
     monkeypatch.setattr(torch, "__version__", release)
-    table = sampled_shapes()
+    table = load_table()
     assert "aten::_convolution" in table["rules"]
     assert not any("aten::_linalg_svd" in table[how] for how in HOW), "its layout varies with its operands' sizes"
 
@@ -354,4 +354,4 @@ def test_a_release_without_a_table_has_that_of_the_nearest_one(monkeypatch, tmp_
         (tmp_path / f"shapes-{name}{kind}.json").write_text(json.dumps({"torch": f"{name}.0"}))
     monkeypatch.setattr(shapes, "FOLDER", tmp_path)
     monkeypatch.setattr(torch, "__version__", release)
-    assert shapes.sampled_shapes(kind).get("torch") == nearest
+    assert shapes.load_table(kind).get("torch") == nearest

@@ -91,7 +91,7 @@ def run(tmp_path: pathlib.Path, folder: pathlib.Path, text: str, **variables: st
 @needs_compiler
 @pytest.mark.process
 def test_a_first_inference_on_a_gpu_requests_less_with_a_table(tmp_path: pathlib.Path) -> None:
-    sampled = shapes.sampled_shapes()
+    sampled = shapes.load_table()
     if not sampled:
         pytest.skip(f"the operators of torch {torch.__version__} have not been sampled")
     sampled["meta"]["aten::batch_norm"] = "r"  # a GPU's alone: for a CPU its parts are recorded
@@ -124,15 +124,15 @@ def test_a_survey_counts_what_is_recorded_as_one_call_for_a_gpu(tmp_path: pathli
 def test_each_kind_of_executor_has_its_table(tables: pathlib.Path) -> None:
     write(tables, {"meta": {"aten::sort": "r"}}, kind="")
     write(tables, {"meta": {"aten::sort": "c"}})
-    assert shapes.sampled_for({"name": f"a CPU{ON_CPU}"}) == {"meta": {"aten::sort": "r"}}
-    assert shapes.sampled_for(GPU) == {"meta": {"aten::sort": "c"}}
-    assert shapes.sampled_for({}) == {}, "what computes there is not known"
+    assert shapes.table_for_device({"name": f"a CPU{ON_CPU}"}) == {"meta": {"aten::sort": "r"}}
+    assert shapes.table_for_device(GPU) == {"meta": {"aten::sort": "c"}}
+    assert shapes.table_for_device({}) == {}, "what computes there is not known"
 
 
 def test_a_table_of_one_gpu_holds_for_that_capability(tables: pathlib.Path) -> None:
     write(tables, {"meta": {"aten::sort": "r"}, "capability": [9, 0], "asked": ["aten::addmm"]})
-    assert shapes.sampled_for(GPU)["meta"] == {"aten::sort": "r"}
-    assert shapes.sampled_for({**GPU, "major": 8}) == {"asked": ["aten::addmm"]}
+    assert shapes.table_for_device(GPU)["meta"] == {"aten::sort": "r"}
+    assert shapes.table_for_device({**GPU, "major": 8}) == {"asked": ["aten::addmm"]}
 
 
 class Native:

@@ -118,7 +118,7 @@ def test_a_segment_returns_the_same_when_it_is_compiled(device: Device, runner: 
         output = device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(3), [floats(*x)])
         assert torch.equal(output, expected(x, [1.5, -2, 3, 0.25], 3))
         assert device.compiled(0) == (turn > 0)
-        assert sorted(device.session.slots) == [1]
+        assert sorted(device.session.buffers) == [1]
     program = device.program(0)
     assert (program._native is not None) == (runner == "native")
 
@@ -146,7 +146,7 @@ def test_what_the_program_still_holds_outlives_the_segment(device: Device) -> No
     for turn in range(4):
         base = 10 + 10 * turn
         device.run(0, base, LIVE, [0, 3, 4, 5], integer(turn < 9), [floats(turn, 1, 2, 3)])
-        assert sorted(device.session.slots) == [1, base + 1, base + 5]  # canonical 2 and 6
+        assert sorted(device.session.buffers) == [1, base + 1, base + 5]  # canonical 2 and 6
         assert device.run(1, base + 9, [(0, base + 1)]).tolist() == [turn + 1, 2, 3, 4]
         device.session.free([base + 1, base + 5])
     assert device.compiled(0)
@@ -158,7 +158,7 @@ def test_a_freed_storage_is_not_retained_by_compiled_code(device: Device) -> Non
     device.define(0, *NETWORK)
     for turn in range(4):
         device.run(0, 10 + 10 * turn, LIVE, [0, 2, 3, 4, 5, 6], integer(2), [floats(1, 2, 3, 4)])
-    reference = weakref.ref(device.session.slots[1].view(next(iter(device.session.slots[1].views))))
+    reference = weakref.ref(device.session.buffers[1].view(next(iter(device.session.buffers[1].views))))
     assert reference() is not None
     device.session.free([1])
     gc.collect()

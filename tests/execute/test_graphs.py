@@ -89,7 +89,7 @@ def test_a_step_on_the_same_addresses_becomes_a_graph_that_returns_the_same(grap
         x = [turn - 2.0, turn * 0.3, -turn, 7]
         assert torch.equal(graphs.run(0, x), expected(x, WEIGHT, 3))
         assert graphs.captures.replayed == max(0, turn + 1 - UNTIL_IN_FORCE)
-        assert sorted(graphs.device.session.slots) == [1]
+        assert sorted(graphs.device.session.buffers) == [1]
     assert graphs.captures.captured == 1
     assert not graphs.captures.refused
 
@@ -104,13 +104,13 @@ def test_what_a_step_leaves_is_not_written_by_its_next_run(graphs: Graphs) -> No
     dead = [0, 2, 4, 5, 6]  # z = y * number is kept
     for turn in range(9):
         graphs.run(0, [turn, 1.0, -turn, 2.0], dead=dead)
-    slots = graphs.device.session.slots
-    outputs = [slots[10 * (turn + 1) + 2] for turn in range(9)]  # the third storage of its step
+    buffers = graphs.device.session.buffers
+    outputs = [buffers[10 * (turn + 1) + 2] for turn in range(9)]  # the third storage of its step
     assert graphs.captures.replayed > 0
-    for turn, slot in enumerate(outputs):
+    for turn, buffer in enumerate(outputs):
         x = [turn, 1.0, -turn, 2.0]
-        assert torch.equal(slot.view(layout()), expected(x, WEIGHT, 3)[2:])
-    total = sum(slot.storage.nbytes() for slot in slots.values())
+        assert torch.equal(buffer.view(layout()), expected(x, WEIGHT, 3)[2:])
+    total = sum(buffer.storage.nbytes() for buffer in buffers.values())
     assert graphs.device.session.allocated == total
 
 
@@ -125,19 +125,19 @@ def test_weights_in_another_place_are_used(graphs: Graphs) -> None:
         graphs.run(0, [turn, 1, 2, 3])
     replayed = graphs.captures.replayed
     assert replayed
-    former = graphs.device.session.slots[1]  # so that its memory is not given out again
+    former = graphs.device.session.buffers[1]  # so that its memory is not given out again
     graphs.device.session.free([1])
     graphs.device.weight(1, 5.0, 6.0, 7.0, 8.0)
     assert torch.equal(graphs.run(0, [1, 2, 3, 4]), expected([1, 2, 3, 4], [5.0, 6.0, 7.0, 8.0], 3))
     assert graphs.captures.replayed == replayed
-    assert former is not graphs.device.session.slots[1]
+    assert former is not graphs.device.session.buffers[1]
 
 
 def test_a_weight_that_is_written_over_in_place_is_seen(graphs: Graphs) -> None:
     for turn in range(8):
         graphs.run(0, [turn, 1, 2, 3])
     with torch.inference_mode():
-        graphs.device.session.slots[1].view(layout()).copy_(torch.tensor([1.0, 0.0, -1.0, 2.0]))
+        graphs.device.session.buffers[1].view(layout()).copy_(torch.tensor([1.0, 0.0, -1.0, 2.0]))
     replayed = graphs.captures.replayed
     assert torch.equal(graphs.run(0, [1, 2, 3, 4]), expected([1, 2, 3, 4], [1.0, 0.0, -1.0, 2.0], 3))
     assert graphs.captures.replayed == replayed + 1
@@ -147,7 +147,7 @@ def test_addresses_that_change_repeatedly_end_the_captures(graphs: Graphs) -> No
     alive: List[Any] = []
     for turn in range(4 * UNTIL_IN_FORCE * MAX_CAPTURES):
         if turn % UNTIL_IN_FORCE == 0:
-            alive.append(graphs.device.session.slots[1])
+            alive.append(graphs.device.session.buffers[1])
             graphs.device.session.free([1])
             graphs.device.weight(1, *WEIGHT)
         x = [turn, 1.0, 2.0, 3.0]
@@ -167,7 +167,7 @@ def test_a_step_that_writes_what_existed_before_is_undone(graphs: Graphs) -> Non
         accepted = turn % 2 == 0
         device.session.settle_speculation(int(accepted))
         w = after if accepted else w
-        assert torch.equal(device.session.slots[1].view(layout()), w), turn
+        assert torch.equal(device.session.buffers[1].view(layout()), w), turn
     assert graphs.captures.replayed > 0
 
 
@@ -246,7 +246,7 @@ def test_a_size_that_depends_on_data_is_computed_behind_the_graph() -> None:
         want = torch.nonzero(y * 3 * y)
         assert outcome.results is not None
         assert outcome.results[0][1][4] == list(want.shape)
-        indices = device.session.slots[graphs.base + 4].tensor  # the fifth storage of its step
+        indices = device.session.buffers[graphs.base + 4].tensor  # the fifth storage of its step
         assert torch.equal(indices, want), turn
     assert graphs.captures.replayed > 0
 

@@ -53,7 +53,7 @@ class Both:
 
 
 def state_of(session: DeviceSession) -> Tuple[List[int], int, int]:
-    return sorted(session.slots), session.allocated, len(session._journal)
+    return sorted(session.buffers), session.allocated, len(session._journal)
 
 
 @pytest.fixture(autouse=True)

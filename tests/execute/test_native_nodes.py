@@ -151,8 +151,8 @@ class Device:
     def state(self) -> Tuple[Dict[int, bytes], int]:
         """All bytes that it holds, by storage counted from the step's first, and how many."""
         contents = {}
-        for number in self.session.slots:
-            storage = self.session.slot_of(number).storage
+        for number in self.session.buffers:
+            storage = self.session.buffer_of(number).storage
             contents[number if number == 1 else number - self.base] = bytes(storage.tolist())
         return contents, self.session.allocated
 
@@ -190,7 +190,7 @@ def test_any_node_gives_what_the_one_in_python_gives(data: st.DataObject) -> Non
             device.session.settle_speculation(accepted)
         assert python.state() == native.state()
         for device in (python, native):
-            device.session.free([number for number in device.session.slots if number != 1])
+            device.session.free([number for number in device.session.buffers if number != 1])
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,12 +230,12 @@ def test_an_operator_that_raises_is_named_and_earlier_calls_can_be_undone() -> N
     assert first == second
     assert first[0] == ("aten::add.Tensor", "RuntimeError")
     assert "must match the size" in first[1]
-    assert set(native.session.slots) == {1, native.base}
+    assert set(native.session.buffers) == {1, native.base}
     for device in (python, native):
         assert bytes(device.memory).rstrip(b"\0") == b"aten::add.Tensor"
         device.session.settle_speculation(0)
-        assert torch.empty(0).set_(device.session.slot_of(1).storage).tolist() == [1, -2, 3, -4, 5, -6]
-        assert set(device.session.slots) == {1}
+        assert torch.empty(0).set_(device.session.buffer_of(1).storage).tolist() == [1, -2, 3, -4, 5, -6]
+        assert set(device.session.buffers) == {1}
 
 
 @pytest.mark.parametrize("limits", [{"storage_bytes": 100}, {"storages": 2}])
@@ -258,7 +258,7 @@ def test_a_session_over_its_limit_is_notified(limits: Dict[str, int]) -> None:
             device.session.limits = SessionLimits(storages=1)
         refused.append(device.run(40))
         device.session.settle_speculation(0)
-        assert set(device.session.slots) == {1}
+        assert set(device.session.buffers) == {1}
     assert refused[0][0] == "refused"
     assert refused[0] == refused[1]
 
@@ -274,7 +274,7 @@ def test_a_number_that_is_no_dtype_does_not_reach_an_operator_of_a_node() -> Non
         device.put([1.0, -2.0, 3.0, 4.0])
         for size in (4, 4, 5, 4):  # float32, and float64
             device.run(size)
-            assert set(device.session.slots) == {1, device.base}
+            assert set(device.session.buffers) == {1, device.base}
             device.session.settle_speculation(0)
         for size in (-4, 10, 298, 1 << 40):
             assert device.run(size)[0] == "refused"

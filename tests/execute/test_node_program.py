@@ -127,9 +127,9 @@ def test_every_size_gives_what_eager_execution_gives() -> None:
         assert device.compiled
         assert outcome.grown == 5
         squares_number = device.base + 1
-        assert set(device.session.slots) == {1, squares_number}
+        assert set(device.session.buffers) == {1, squares_number}
         assert torch.equal(
-            torch.empty(0).set_(device.session.slots[squares_number].storage)[: size - 1], expected_squares
+            torch.empty(0).set_(device.session.buffers[squares_number].storage)[: size - 1], expected_squares
         )
         # what the client is told: a new storage each, of the size that it has this time
         ((what, described),) = outcome.described[1]
@@ -137,13 +137,13 @@ def test_every_size_gives_what_eager_execution_gives() -> None:
         ((what, described),) = outcome.described[6]
         assert (what, described[0], described[4]) == ("t", 0, [size])
         device.session.settle_speculation(0)  # the client did something else
-        assert set(device.session.slots) == {1}
+        assert set(device.session.buffers) == {1}
 
 
 def test_what_it_does_in_place_is_undone_unless_the_client_did_it_too() -> None:
     device = Device()
     device.put([1.0, -2.0, 3.0])
-    x = torch.empty(0).set_(device.session.slots[1].storage)
+    x = torch.empty(0).set_(device.session.buffers[1].storage)
     for accepted, expected_values in ((0, [1, -2, 3]), (0, [1, -2, 3]), (1, [1, 0, 3])):
         device.run(3)
         assert x.tolist() == [1, 0, 3]
@@ -160,7 +160,7 @@ def test_a_size_that_does_not_fit_ends_the_run_and_leaves_nothing(size: int) -> 
     device.session.free([device.base + 1])
     assert device.run(size) is None
     device.session.settle_speculation(0)
-    assert set(device.session.slots) == {1}
+    assert set(device.session.buffers) == {1}
     assert device.run(4) is not None
 
 
@@ -199,13 +199,13 @@ class Static(Device):
 def test_a_short_segment_is_compiled_too_and_undone() -> None:
     device = Static(SEGMENT, False, (1,))
     device.put([1.0, -2.0, 3.0, -4.0, 5.0])
-    x = torch.empty(0).set_(device.session.slots[1].storage)
+    x = torch.empty(0).set_(device.session.buffers[1].storage)
     for turn in range(4):
         assert device.compiled == (turn > 0)
         outcome = device.infer()
         assert outcome.tensor.tolist() == [3, -6, 9, -12, 15]
         assert x.tolist() == [1, 0, 3, 0, 5]
-        assert set(device.session.slots) == {1}
+        assert set(device.session.buffers) == {1}
         device.session.settle_speculation(0)
         assert x.tolist() == [1, -2, 3, -4, 5]
 
@@ -216,7 +216,7 @@ def test_a_short_segment_returns_results_of_its_last_call() -> None:
     for _ in range(3):
         device.put([1.0, -2.0, 3.0, -4.0, 5.0])
         results.append(device.infer().results)
-        expected_squares = torch.empty(0).set_(device.session.slots[device.base].storage)
+        expected_squares = torch.empty(0).set_(device.session.buffers[device.base].storage)
         assert expected_squares.tolist() == [3, 0, 9, 0, 15]
         device.session.settle_speculation(1)
     assert device.compiled
@@ -251,8 +251,8 @@ def test_a_number_of_the_host_that_is_a_tensor_is_one_every_time() -> None:
     indices = b"T" + struct.pack("<BBBqqqqB", DTYPE_NUMBERS[torch.int64], 0, 1, 2, 1, 0, 16, 1)
     device.session.define_operator("aten::index_put_", mask + b"L" + struct.pack("<I", 1) + indices + flag + b"B\0")
     device.session.define_operator("edge::download", mask)
-    device.session.slots[1] = StorageBuffer(torch.zeros(N, dtype=torch.bool).untyped_storage())
-    device.session.slots[2] = StorageBuffer(torch.tensor([3, 1]).untyped_storage())
+    device.session.buffers[1] = StorageBuffer(torch.zeros(N, dtype=torch.bool).untyped_storage())
+    device.session.buffers[2] = StorageBuffer(torch.tensor([3, 1]).untyped_storage())
     offset = len(mask) + 5 + 4
     node = TraceStep(
         None, (numbers[0], 0, 1, numbers[1], 0), (Patch(0, offset, last(1)),), ((0, 0, 1), (1, 0, 2)), (),

@@ -50,20 +50,20 @@ def test_every_view_has_the_elements_that_it_has_where_the_robot_supposes_them()
         values = torch.rand(sizes)
         real = in_order(values, draws.sample(range(len(sizes)), len(sizes)))
         supposed = in_order(values, draws.sample(range(len(sizes)), len(sizes)))
-        slot = StorageBuffer(tensor=real)
-        slot.assume_layout(AssumedLayout(layout_of(supposed), supposed.untyped_storage().nbytes(), real))
+        buffer = StorageBuffer(tensor=real)
+        buffer.assume_layout(AssumedLayout(layout_of(supposed), supposed.untyped_storage().nbytes(), real))
         for _ in range(3):
             view = some_view(supposed, draws)
-            viewed = slot.view(layout_of(view))
+            viewed = buffer.view(layout_of(view))
             assert torch.equal(viewed, view)
-            assumed += slot.assumed is not None
+            assumed += buffer.assumed is not None
             if not any(stride == 0 for stride in view.stride()):  # what is written is written in both
                 viewed.add_(1)
                 view.add_(1)
-        assert torch.equal(slot.view(layout_of(supposed)), supposed)
-        slot.lay_out()
-        assert slot.view(layout_of(supposed)).stride() == supposed.stride()
-        assert torch.equal(slot.view(layout_of(supposed)), supposed)
+        assert torch.equal(buffer.view(layout_of(supposed)), supposed)
+        buffer.lay_out()
+        assert buffer.view(layout_of(supposed)).stride() == supposed.stride()
+        assert torch.equal(buffer.view(layout_of(supposed)), supposed)
     assert assumed > 300, "most views are views of what a kernel has made"
 
 

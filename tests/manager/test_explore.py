@@ -196,10 +196,13 @@ class _SlowRunner(Runner):
 
 
 class _Double(nn.Module):
-    seconds = 0.05
+    """The robot's network, which waits for the event ``released`` if there is one."""
+
+    seconds, released = 0.05, None
 
     def forward(self, x):
         time.sleep(self.seconds)
+        assert self.released is None or self.released.wait(60.0)
         return x * 2
 
 
@@ -216,9 +219,11 @@ def test_a_local_call_may_request_another_mode_too_and_uses_the_first_result(mon
     runner = _SlowRunner()
     module = module_with(runner)
     x = torch.ones(3)
-    module.run([x])
-    monkeypatch.setattr(_Double, "seconds", 1.0)
-    outputs, report = module.run([x], refresh=True)
+    module.run_inference([x])
+    released = threading.Event()
+    monkeypatch.setattr(_Double, "released", released)
+    outputs, report = module.run_inference([x], refresh=True)
+    released.set()
     monkeypatch.setattr(_Double, "seconds", 0.002)
     assert runner.requested == 1
     assert torch.equal(outputs[0], x * 2)
@@ -226,7 +231,7 @@ def test_a_local_call_may_request_another_mode_too_and_uses_the_first_result(mon
     assert not report.fallback_reason
     assert module.situation([x]).forecasts[Mode.LAZY].measured
     for _ in range(50):
-        module.run([x], refresh=True)
+        module.run_inference([x], refresh=True)
     assert runner.requested <= ENOUGH + 1, "seldom"
     module.close()
 
@@ -237,8 +242,8 @@ def test_a_slow_answer_alongside_a_local_call_delays_nothing_and_is_no_fallback(
     runner.go.clear()
     module = module_with(runner)
     x = torch.ones(3)
-    module.run([x])
-    _, report = module.run([x], refresh=True)
+    module.run_inference([x])
+    _, report = module.run_inference([x], refresh=True)
     assert (report.mode, report.fallback_reason, report.hedged) == (Mode.LOCAL, "", True), "it still has no answer"
     time.sleep(0.5)
     runner.go.set()
@@ -254,7 +259,7 @@ def test_without_permission_nothing_is_requested():
     runner = _SlowRunner()
     module = module_with(runner)
     for _ in range(3):
-        module.run([torch.ones(3)])
+        module.run_inference([torch.ones(3)])
     assert runner.requested == 0
     module.close()
 

@@ -44,44 +44,44 @@ def test_only_the_preceding_frame_is_waited_for(steps):
     for step in steps:
         clock.now += 1.0
         if step is None:
-            open_.append(row.reserve_place())
+            open_.append(row.take_ticket())
         elif open_:
-            row.release_place(open_.pop(step % len(open_)))
+            row.release_ticket(open_.pop(step % len(open_)))
         if open_:
             first.setdefault(open_[0], clock.now)
-        for place in open_:
-            since = row.first_since_s(place)
-            assert since == (first[place] if place == open_[0] else math.inf)
+        for ticket in open_:
+            since = row.first_since_s(ticket)
+            assert since == (first[ticket] if ticket == open_[0] else math.inf)
     assert open_ == sorted(open_)
 
 
 def test_an_abandoned_place_delays_no_frame_and_may_be_abandoned_twice():
     row = TicketLock()
-    first, second, third = (row.reserve_place() for _ in range(3))
-    row.release_place(second)
-    row.release_place(second)
+    first, second, third = (row.take_ticket() for _ in range(3))
+    row.release_ticket(second)
+    row.release_ticket(second)
     assert math.isinf(row.first_since_s(third))
-    row.release_place(first)
-    assert row.wait_for_place(third) < FOREVER_S
-    with row.hold_place(third):
+    row.release_ticket(first)
+    assert row.wait_for_ticket(third) < FOREVER_S
+    with row.hold_ticket(third):
         pass
-    assert row.wait_for_place(third) < FOREVER_S, "who has no place waits for nobody"
+    assert row.wait_for_ticket(third) < FOREVER_S, "who has no ticket waits for nobody"
 
 
 def test_turns_are_taken_in_the_order_of_the_places():
     row, order = TicketLock(), []
-    places = [row.reserve_place() for _ in range(6)]
+    tickets = [row.take_ticket() for _ in range(6)]
 
-    def take(place):
-        with row.hold_place(place):
-            order.append(place)
+    def take(ticket):
+        with row.hold_ticket(ticket):
+            order.append(ticket)
 
-    threads = [threading.Thread(target=take, args=(place,)) for place in reversed(places)]
+    threads = [threading.Thread(target=take, args=(ticket,)) for ticket in reversed(tickets)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(FOREVER_S)
-    assert order == places
+    assert order == tickets
 
 
 # ------------------------------------------------------------------------------------------------------------ the pace
@@ -116,15 +116,15 @@ def test_frames_that_ran_in_another_mode_do_not_set_the_pace():
 def test_no_frame_starts_alongside_a_late_or_local_one():
     frames = FramesInFlight(MOST_IN_FLIGHT)
     frames.learn_costs(report())
-    place = frames.reserve_place()
-    frames.mark_started(place, until_s=20.0)
+    ticket = frames.take_ticket()
+    frames.mark_started(ticket, until_s=20.0)
     assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
     assert frames.frame_wait_s(20.1, Mode.SERVER, [10.0]) == math.inf, "it is late: another would wait for the same"
-    frames.mark_started(place, -math.inf)
+    frames.mark_started(ticket, -math.inf)
     assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == math.inf, "the robot computes it"
-    frames.release_place(place)
+    frames.release_ticket(ticket)
     assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0
-    frames.mark_started(place, -math.inf)
+    frames.mark_started(ticket, -math.inf)
     assert frames.frame_wait_s(19.9, Mode.SERVER, [10.0]) == 0.0, (
         "a rival that begins when the frame is over holds none up"
     )
@@ -144,14 +144,14 @@ def test_where_one_inference_follows_the_other_a_frame_is_taken_up_when_all_befo
     frames._clock = lambda: now  # type: ignore[method-assign]
     frames.learn_costs(report(part_s=0.09, mode=Mode.REPLAY))
     running, waiting = (
-        frames.reserve_place(),
-        frames.reserve_place(),
+        frames.take_ticket(),
+        frames.take_ticket(),
     )  # the first since 10.0, the second taken up at 10.05
     assert frames.frame_wait_s(10.1, Mode.REPLAY, [10.0, 10.05]) == pytest.approx(0.08), "both take 90 ms from 10.0 on"
     now = 10.12
-    frames.release_place(running)
+    frames.release_ticket(running)
     assert frames.frame_wait_s(10.15, Mode.REPLAY, [10.05]) == pytest.approx(0.06), "the second began at 10.12"
-    frames.release_place(waiting)
+    frames.release_ticket(waiting)
     assert frames.frame_wait_s(10.22, Mode.REPLAY, [10.05]) == 0.0
 
 

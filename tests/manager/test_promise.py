@@ -36,20 +36,20 @@ class Camera:
     def frame(self, jitter: float = 0.0) -> Optional[PromiseReport]:
         captured = self.now + jitter
         self.count += 1
-        return self.policy.report(captured, captured) if self.policy.wants(captured, captured) else None
+        return self.policy.report_frame(captured, captured) if self.policy.wants_frame(captured, captured) else None
 
     def promised(self) -> PromiseRequest:
         for _ in range(ENOUGH + 1):
-            assert self.policy.wants(self.now, self.now), "on its own every frame may go"
+            assert self.policy.wants_frame(self.now, self.now), "on its own every frame may go"
             self.count += 1
         request = self.policy.make_request(self.now, 3)
         assert request is not None
         assert self.policy.make_request(self.now, 3) is None, "once"
-        self.policy.admitted(self.now)
+        self.policy.record_admission(self.now)
         return request
 
     def give_turns(self, number: int, *frames: int) -> None:
-        self.policy.follow_turns(
+        self.policy.follow_schedule(
             self.now, SlotSchedule(number, tuple((frame, 0.1 * at) for at, frame in enumerate(frames)))
         )
 
@@ -96,13 +96,13 @@ def test_a_silent_server_leaves_the_robot_in_local_mode() -> None:
     camera.promised()
     camera.give_turns(1, 40)
     while camera.now < 50.0 + (ENOUGH + 1) * FRAME_S + REPEAT_S - FRAME_S:
-        assert not camera.policy.wants(camera.now, camera.now)
+        assert not camera.policy.wants_frame(camera.now, camera.now)
         camera.count += 1
     camera.count += 3
-    assert camera.policy.wants(camera.now, camera.now)
-    assert "has told no turns for" in camera.policy.fallback_reason(camera.now)
+    assert camera.policy.wants_frame(camera.now, camera.now)
+    assert "has sent no slots for" in camera.policy.fallback_reason(camera.now)
     camera.give_turns(2, 90)
-    assert not camera.policy.wants(camera.now, camera.now), "it is followed again"
+    assert not camera.policy.wants_frame(camera.now, camera.now), "it is followed again"
 
 
 def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
@@ -114,7 +114,7 @@ def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
     camera.give_turns(6, 10**9)
     assert camera.policy.outdated == 3
     assert all(camera.frame() is None for _ in range(4)), "of plan 6, nothing is of now"
-    camera.policy.ended(camera.now, "over")
+    camera.policy.end_promise(camera.now, "over")
     camera.give_turns(7, 9)
     assert camera.policy.fallback_reason(camera.now) == "over"
 
@@ -122,14 +122,14 @@ def test_plans_of_before_and_of_another_time_are_not_followed() -> None:
 def test_a_refusal_is_reported_and_retried_later() -> None:
     camera = Camera()
     camera.promised()
-    camera.policy.ended(camera.now, "full: 0.08 could be promised now")
+    camera.policy.end_promise(camera.now, "full: 0.08 could be promised now")
     situation = Situation(camera.now, {Mode.SERVER: Forecast(0.1)})
     decision = camera.policy.decide(situation)
     assert decision.mode is Mode.SERVER
     assert decision.reason == "on its own: full: 0.08 could be promised now"
     assert camera.policy.make_request(camera.now, 3) is None
     assert camera.policy.make_request(camera.now + RECENT_S, 3) is not None
-    camera.policy.admitted(camera.now)
+    camera.policy.record_admission(camera.now)
     assert camera.policy.describe(camera.now).startswith("promised: at most 0.05")
 
 
@@ -144,7 +144,7 @@ def test_another_frame_rate_is_reported_by_a_new_request() -> None:
     now = camera.now
     for _ in range(ENOUGH + 1):
         now += 2 * FRAME_S
-        camera.policy.wants(now, now)
+        camera.policy.wants_frame(now, now)
     request = camera.policy.make_request(now, 3)
     assert request is not None
     assert request.frame_interval == pytest.approx(2 * FRAME_S)

@@ -54,9 +54,9 @@ class Robot:
     def manage(self, giver: TurnGiver) -> None:
         for node in self.takers:
             if node not in self.silent:
-                giver.report(self.now, node, node.strip("/"), self.latencies_s[node], 0.1)
-                giver.drops(self.now, node, self.curves[node], 0.1)
-        turn = giver.give(self.now)
+                giver.report_task(self.now, node, node.strip("/"), self.latencies_s[node], 0.1)
+                giver.update_drops(self.now, node, self.curves[node], 0.1)
+        turn = giver.give_turn(self.now)
         if turn is not None:
             self.last = turn
             for node, taker in self.takers.items():
@@ -89,9 +89,9 @@ class Robot:
         if giver is None:
             return
         if ends:
-            self.later(lambda: giver.ended(self.now, number, node, stale_s))
+            self.later(lambda: giver.record_ended(self.now, number, node, stale_s))
         else:
-            self.later(lambda: giver.taken(self.now, number, node))
+            self.later(lambda: giver.record_taken(self.now, number, node))
 
     def run(self, seconds: float) -> List[str]:
         """The turns that were taken."""
@@ -132,13 +132,13 @@ def test_who_loses_more_gets_more_and_weights_count() -> None:
 def test_with_several_in_flight_a_task_whose_frame_is_under_way_is_not_the_oldest() -> None:
     giver, now = TurnGiver(Rules(in_flight=2)), 100.0
     for node in ("/a", "/b"):
-        giver.report(now, node, node.strip("/"), 0.3, 0.1)
-    giver.ended(now, 0, "/b", 0.0)
+        giver.report_task(now, node, node.strip("/"), 0.3, 0.1)
+    giver.record_ended(now, 0, "/b", 0.0)
     nodes = []
     for step in range(2):
-        turn = giver.give(now + 2 + step / 10)
+        turn = giver.give_turn(now + 2 + step / 10)
         assert turn is not None
-        giver.taken(now + 2 + step / 10, turn.number, turn.node)
+        giver.record_taken(now + 2 + step / 10, turn.number, turn.node)
         nodes.append(turn.node)
     assert nodes == ["/a", "/b"]
 
@@ -211,29 +211,29 @@ def test_four_tasks_called_alike_are_distinguished_and_named() -> None:
     nodes = ["/one", "/two", "/three", "/four"]
     for _ in range(40):
         for node in nodes:
-            giver.report(now, node, "people", 0.3)
-        turn = giver.give(now)
+            giver.report_task(now, node, "people", 0.3)
+        turn = giver.give_turn(now)
         assert turn is not None
         turns[turn.node] += 1
-        giver.taken(now, turn.number, turn.node)
+        giver.record_taken(now, turn.number, turn.node)
         now += 0.3
-        giver.ended(now, turn.number, turn.node, 0.3)
-    assert giver.alike == ["people"]
+        giver.record_ended(now, turn.number, turn.node, 0.3)
+    assert giver.shared_tasks == ["people"]
     assert min(turns[node] for node in nodes) >= 5, turns
 
 
 def test_reports_of_nodes_are_bounded() -> None:
     giver = TurnGiver()
     for number in range(16):
-        giver.report(0.0, f"/node{number}", "a", math.nan, 1e9)
+        giver.report_task(0.0, f"/node{number}", "a", math.nan, 1e9)
     with pytest.raises(BadInput, match="more than 16 nodes"):
-        giver.report(0.0, "/another", "a", 0.1)
-    turn = giver.give(0.1)
+        giver.report_task(0.0, "/another", "a", 0.1)
+    turn = giver.give_turn(0.1)
     assert turn is not None
-    giver.taken(0.2, 99, turn.node)
-    giver.ended(0.2, 99, turn.node, math.nan)
-    giver.ended(0.2, turn.number, turn.node, -5.0)
-    assert giver.give(0.3) is not None
+    giver.record_taken(0.2, 99, turn.node)
+    giver.record_ended(0.2, 99, turn.node, math.nan)
+    giver.record_ended(0.2, turn.number, turn.node, -5.0)
+    assert giver.give_turn(0.3) is not None
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, "1", True])
@@ -246,12 +246,12 @@ def test_turns_take_little_memory_over_many() -> None:
     giver, now = TurnGiver(), 0.0
     for step in range(400):
         now += 0.3
-        giver.report(now, "/a", "a", 0.3, 0.1)
-        giver.report(now, "/b", "b", 0.3, 0.1)
-        turn = giver.give(now)
+        giver.report_task(now, "/a", "a", 0.3, 0.1)
+        giver.report_task(now, "/b", "b", 0.3, 0.1)
+        turn = giver.give_turn(now)
         assert turn is not None, step
-        giver.taken(now, turn.number, turn.node)
-        giver.ended(now + 0.3, turn.number, turn.node, 0.3)
+        giver.record_taken(now, turn.number, turn.node)
+        giver.record_ended(now + 0.3, turn.number, turn.node, 0.3)
     assert len(giver.__dict__["_open"]) == 0
     assert turn.number == 400
 
@@ -269,17 +269,17 @@ def test_a_new_manager_gives_no_turn_alongside_an_unregistered_node() -> None:
 def test_what_is_under_way_is_waited_for_though_its_task_offloads_nothing_more() -> None:
     giver, now = TurnGiver(), 100.0
     for node in ("/a", "/b"):
-        giver.report(now, node, node.strip("/"), 0.2, 0.1)
-    turn = giver.give(now)
+        giver.report_task(now, node, node.strip("/"), 0.2, 0.1)
+    turn = giver.give_turn(now)
     assert turn is not None
-    giver.taken(now, turn.number, turn.node)
-    giver.leaves(turn.node)
-    assert giver.give(now + 0.1) is None, "two would be outstanding"
-    giver.ended(now + 0.2, turn.number, turn.node, 0.2)
-    after = giver.give(now + 0.2)
+    giver.record_taken(now, turn.number, turn.node)
+    giver.remove_node(turn.node)
+    assert giver.give_turn(now + 0.1) is None, "two would be outstanding"
+    giver.record_ended(now + 0.2, turn.number, turn.node, 0.2)
+    after = giver.give_turn(now + 0.2)
     assert after is not None
     assert after.node != turn.node
     # a turn that was not taken goes with its task
-    giver.leaves(after.node)
-    giver.report(now + 0.3, turn.node, "a", 0.2, 0.1)
-    assert giver.give(now + 0.3) is not None
+    giver.remove_node(after.node)
+    giver.report_task(now + 0.3, turn.node, "a", 0.2, 0.1)
+    assert giver.give_turn(now + 0.3) is not None

@@ -37,6 +37,6 @@ for number in range(6):
         time.sleep(0.02)
     with torch.no_grad():
         expected = network(picture[0])
-    (output,), report = module.run(picture, Mode.REPLAY)
+    (output,), report = module.run_inference(picture, Mode.REPLAY)
     print(json.dumps([torch.equal(output, expected), report.mode.value, report.fallback_reason]), flush=True)
 client.close()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_offload.errors import ProtocolError
-from edge_offload.protocol.promises import MOST_TURNS, PromiseReport, PromiseRequest, SlotSchedule, read_text
+from edge_offload.protocol.promises import MOST_SLOTS, PromiseReport, PromiseRequest, SlotSchedule, read_text
 
 REQUEST = PromiseRequest(3, 0.05, 1 / 30, True, 100, 0.01, 0.004, 0.002, 0.02, 0.01)
 PARSERS: Dict[Callable[[Any], Any], Any] = {
@@ -96,7 +96,7 @@ def test_a_request_out_of_bounds_names_what(key: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "turns",
     [None, {}, [[1]], [[1, 0.1], [1, 0.2]], [[2, 0.1], [1, 0.2]], [[1, 0.2], [2, 0.1]], [[1, math.nan]], [[1, 1e9]],
-     [[number, 0.0] for number in range(MOST_TURNS + 1)]],
+     [[number, 0.0] for number in range(MOST_SLOTS + 1)]],
 )  # fmt: skip
 def test_turns_that_cannot_be(turns: Any) -> None:
     with pytest.raises(ProtocolError):

@@ -83,7 +83,7 @@ class Planned(Runner):
 def test_a_plan_that_stays_on_the_robot_runs_on_the_calling_thread():
     module, runner = OffloadedModule("net", nn.Identity()), Planned()
     module.add_runner(runner)
-    _, report = module.run(torch.ones(3), Mode.SPLIT)
+    _, report = module.run_inference(torch.ones(3), Mode.SPLIT)
     assert report.mode is Mode.SPLIT
     assert runner.thread == threading.get_ident()
     module.close()
@@ -92,7 +92,7 @@ def test_a_plan_that_stays_on_the_robot_runs_on_the_calling_thread():
 def test_a_plan_that_turned_to_the_server_meanwhile_and_failed_leaves_the_local_result():
     module = OffloadedModule("net", nn.Identity())
     module.add_runner(Planned(LinkLost("the link went down")))
-    outputs, report = module.run(torch.ones(3), Mode.SPLIT)
+    outputs, report = module.run_inference(torch.ones(3), Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert "the link went down" in report.fallback_reason
     assert torch.equal(outputs[0], torch.ones(3))
@@ -302,23 +302,23 @@ def test_the_runtime_hedges_what_is_late_by_its_forecast_and_reports_it():
     module = OffloadedModule("twice", Twice(), None)
     module.add_runner(remote)
     for _ in range(3):
-        report = module.run(x, Mode.LOCAL)[1]
+        report = module.run_inference(x, Mode.LOCAL)[1]
         assert (report.mode, report.hedged) == (Mode.LOCAL, False)
     served, ends = 0, time.monotonic() + FOREVER_S
     while served < 12:  # one that a busy machine keeps for ten milliseconds is late
-        report = module.run(x, Mode.SERVER)[1]
+        report = module.run_inference(x, Mode.SERVER)[1]
         served += report.mode is Mode.SERVER
         assert report.hedged or report.fallback_reason or report.mode is Mode.SERVER
         assert time.monotonic() < ends
     situation = module.situation(x)
     assert {mode for mode, forecast in situation.forecasts.items() if forecast.measured} == {Mode.LOCAL, Mode.SERVER}
     remote.answer.clear()
-    outputs, report = module.run(x, Mode.SERVER)
+    outputs, report = module.run_inference(x, Mode.SERVER)
     assert torch.equal(outputs[0], x[0] * 2)
     assert (report.mode, report.hedged) == (Mode.LOCAL, True)
     assert "did not answer within" in report.fallback_reason
     before = remote.calls
-    _, report = module.run(x, Mode.SERVER)
+    _, report = module.run_inference(x, Mode.SERVER)
     assert (report.mode, report.hedged, report.round_trips) == (Mode.LOCAL, False, 0)
     assert "has not answered for" in report.fallback_reason
     assert remote.calls == before, "no frame waits for the dead"
@@ -326,7 +326,7 @@ def test_the_runtime_hedges_what_is_late_by_its_forecast_and_reports_it():
     remote.answer.set()
     while module.unavailable_reason(Mode.SERVER, x) is not None:
         time.sleep(0.005)
-    assert module.run(x, Mode.SERVER)[1].round_trips == 1
+    assert module.run_inference(x, Mode.SERVER)[1].round_trips == 1
     module.close()
 
 
@@ -336,16 +336,16 @@ def test_without_hedging_the_robot_starts_when_nothing_has_arrived_for_long_and_
     module = OffloadedModule("twice", Twice(), None, hedging=False, patience=limits)
     module.add_runner(remote)
     remote.answer.clear()
-    outputs, report = module.run(x, Mode.SERVER)
+    outputs, report = module.run_inference(x, Mode.SERVER)
     assert torch.equal(outputs[0], x[0] * 2)
     assert report.mode is Mode.LOCAL
     assert report.fallback_reason.startswith("server: the server did not answer within 0.")
-    assert "has not answered for" in module.run(x, Mode.SERVER)[1].fallback_reason
+    assert "has not answered for" in module.run_inference(x, Mode.SERVER)[1].fallback_reason
     assert remote.calls == 1
     remote.answer.set()
     while module.unavailable_reason(Mode.SERVER, x) is not None:
         time.sleep(0.005)
-    assert module.run(x, Mode.SERVER)[1].mode is Mode.SERVER
+    assert module.run_inference(x, Mode.SERVER)[1].mode is Mode.SERVER
     assert remote.budgets[0].use_s == 0.05
     assert remote.budgets[0].give_up_s == GIVE_UP_S
     module.close()
@@ -354,7 +354,7 @@ def test_without_hedging_the_robot_starts_when_nothing_has_arrived_for_long_and_
 def test_one_tensor_is_one_input_and_not_a_list_of_the_rows_of_its_batch():
     module, batch = OffloadedModule("twice", Twice(), None), torch.arange(6.0).reshape(2, 3)
     for inputs in (batch, (batch,), [batch]):
-        (output,), _ = module.run(inputs)
+        (output,), _ = module.run_inference(inputs)
         assert torch.equal(output, batch * 2)
     assert module.unavailable_reason(Mode.LOCAL, batch) is None
     assert Mode.LOCAL in module.situation(batch).forecasts
@@ -372,7 +372,7 @@ def test_one_tensor_is_one_input_and_not_a_list_of_the_rows_of_its_batch():
 )
 def test_what_is_no_tensor_is_refused_in_one_line(inputs, cause):
     with pytest.raises(TypeError, match=f"{cause}; give a tensor, or a tuple or list of them$"):
-        OffloadedModule("twice", Twice(), None).run(inputs)
+        OffloadedModule("twice", Twice(), None).run_inference(inputs)
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_a_frame_started_in_an_outage_continues_on_the_restored_server(monkeypat
     module.add_runner(runner)
     x, noted = torch.ones(3), []
     for mode in (Mode.LOCAL, Mode.LAZY, Mode.LAZY):
-        module.run([x], mode)
+        module.run_inference([x], mode)
     runner.away = "no server"
     note = module.costs.forecaster.learn_report
     monkeypatch.setattr(
@@ -481,7 +481,7 @@ def test_a_frame_started_in_an_outage_continues_on_the_restored_server(monkeypat
     )
     timer = threading.Timer(0.5, lambda: setattr(runner, "away", ""))
     timer.start()
-    outputs, report = module.run([x], Mode.LOCAL, refresh=True)
+    outputs, report = module.run_inference([x], Mode.LOCAL, refresh=True)
     assert report.mode is Mode.LAZY, "it would have taken the robot three seconds"
     assert torch.equal(outputs[0], x * 2)
     assert report.hedged

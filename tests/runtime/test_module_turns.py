@@ -63,7 +63,7 @@ def test_frames_precede_replay_and_split_and_one_frame_measures_neither(monkeypa
 
 
 def test_split_does_not_wait_for_a_replay_that_never_comes(monkeypatch):
-    monkeypatch.setattr(preparation, "IN_TURN_S", 0.0)
+    monkeypatch.setattr(preparation, "PREPARATION_WAIT_S", 0.0)
     module = OffloadedModule("double", nn.Identity(), candidates=[Mode.REPLAY, Mode.SPLIT])
     for mode in (Mode.REPLAY, Mode.SPLIT):
         module.add_runner(_PreparedRunner(mode))

@@ -6,7 +6,7 @@ from typing import Dict
 
 import pytest
 
-from edge_offload.manager.tuning import ENOUGH, IN_TURN_S
+from edge_offload.manager.tuning import ENOUGH, PREPARATION_WAIT_S
 from edge_offload.mode import Mode
 from edge_offload.runtime import preparation
 from edge_offload.runtime.preparation import Preparation
@@ -51,9 +51,9 @@ def test_first_frames_then_replay_then_its_trials_then_split(counts):
 
 def test_waits_are_bounded(counts):
     prepared = Preparation(counts, bridges=True)
-    counts.now += IN_TURN_S / 2
+    counts.now += PREPARATION_WAIT_S / 2
     assert all(lacking(prepared, "no compiler")), "no frame has come"
-    counts.now += IN_TURN_S / 2
+    counts.now += PREPARATION_WAIT_S / 2
     assert lacking(prepared, "no compiler") == ("", "")
 
 

@@ -128,7 +128,7 @@ class Robot:
         )
 
     def run(self, inputs: Sequence[torch.Tensor], mode: Mode = Mode.SERVER, **more: Any):
-        return self.offloaded.run(inputs, mode, **more)
+        return self.offloaded.run_inference(inputs, mode, **more)
 
 
 def until(condition, timeout_s: float, what=lambda: "") -> None:

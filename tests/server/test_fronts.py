@@ -110,7 +110,7 @@ def test_a_server_may_be_replaced_by_another(killable_server, robot):
     bot = robot(",".join(each.address for each in servers), "gated", example=X)
     bot.wait_open(X)
     first = bot.client.address
-    bot.offloaded.run(X, Mode.SERVER)
+    bot.offloaded.run_inference(X, Mode.SERVER)
     assert bot.client.leave("it is full")
     until(lambda: bot.client.address != first, 10)
     bot.wait_open(X)

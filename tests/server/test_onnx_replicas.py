@@ -66,7 +66,7 @@ def test_an_onnx_replica_is_never_split(sides: Any, tmp_path: pathlib.Path) -> N
     assert module.modes() == (Mode.LOCAL, Mode.SERVER)
     image = torch.zeros((3, 320, 320), dtype=torch.uint8)
     assert "not available" in str(module.unavailable_reason(Mode.SPLIT, [image]))
-    outputs, report = module.run([image], Mode.LOCAL)
+    outputs, report = module.run_inference([image], Mode.LOCAL)
     assert (report.mode, len(outputs)) == (Mode.LOCAL, 3)
     module.close()
     plain.close()

@@ -86,7 +86,7 @@ def test_report_gives_the_cost_of_the_frame(server, robot):
     assert sum(report.stages_s.values()) <= report.total_s + 2 * report.clock_error_s
     assert 200 * 300 * 3 < report.bytes_up < 200 * 300 * 3 + 2000
     assert report.bytes_down > 0
-    assert 0 < report.clock_error_s < 0.05
+    assert 0 < report.clock_error_s < report.total_s, "the frame had a whole round trip"
 
 
 def test_a_fast_link_gets_plain_bytes_and_a_slow_one_coded_ones_each_way(server, robot, monkeypatch):
@@ -194,7 +194,7 @@ def test_networks_of_people_are_bit_equal(killable_server, keys, name):
         offloaded = OffloadedModule(name, module, client, example=inputs, hedging=False)
         until(lambda: offloaded.unavailable_reason(Mode.SERVER, inputs) is None, 120, lambda: str(offloaded.state()))
         for seed in range(3):
-            remote, report = offloaded.run(image(seed, 128, 192), Mode.SERVER)
-            local_outputs, _ = offloaded.run(image(seed, 128, 192), Mode.LOCAL)
+            remote, report = offloaded.run_inference(image(seed, 128, 192), Mode.SERVER)
+            local_outputs, _ = offloaded.run_inference(image(seed, 128, 192), Mode.LOCAL)
             assert report.mode is Mode.SERVER, report.fallback_reason
             assert bit_equal(remote, local_outputs)

@@ -99,13 +99,13 @@ class Carried:
     """Every frame leaves at once with the newest result there is, as in a node with ``carry``.
 
     Args:
-        slot: of the frames for the network.
+        queue: of the frames for the network.
         period_s: between frames.
         right: whether the outputs are those of the frame.
     """
 
-    def __init__(self, slot: LatestFrameQueue[Shot], period_s: float, right: Callable[[Any, int], bool]) -> None:
-        self._slot, self._period_ns, self._right = slot, round(period_s * 1e9), right
+    def __init__(self, queue: LatestFrameQueue[Shot], period_s: float, right: Callable[[Any, int], bool]) -> None:
+        self._queue, self._period_ns, self._right = queue, round(period_s * 1e9), right
         self.frames: LatestFrameQueue[Shot] = LatestFrameQueue(capacity=WAITING)
         self.departed: List[Dict[str, Any]] = []
         self.failed: List[str] = []
@@ -122,7 +122,7 @@ class Carried:
         shot = self.frames.take_next_frame(0.0)
         if shot is None:
             return
-        self._slot.offer_frame(shot)
+        self._queue.offer_frame(shot)
         self.loop.arrived(shot, self._stamp_of(shot), shot.at_s)
 
     def add_result(self, shot: Shot, outputs: Any, taken_s: float) -> None:
@@ -148,7 +148,7 @@ class Carried:
 class _Decided(NamedTuple):
     """A frame that was prepared: where it is to run, and what that was decided by."""
 
-    place: int
+    ticket: int
     picture: torch.Tensor
     taken_s: float
     situation: Situation
@@ -210,11 +210,11 @@ class Network:
                 Manager(FixedPolicy(Mode.LOCAL, "another manager")),
                 Manager(FixedPolicy(ways.remote, "a third")),
             ]
-        self._slot: LatestFrameQueue[Shot] = LatestFrameQueue(admit_frame=self._wants_frame)
-        self._carried = Carried(self._slot, 1 / ways.fps, self._check_carried) if ways.carry else None
+        self._queue: LatestFrameQueue[Shot] = LatestFrameQueue(admit_frame=self._wants_frame)
+        self._carried = Carried(self._queue, 1 / ways.fps, self._check_carried) if ways.carry else None
         self._promise: Optional[Promise] = None
         self._pipeline: FramePipeline[Shot] = FramePipeline(
-            self._slot,
+            self._queue,
             self,
             self.offloaded.frames,
             self._wait_s,
@@ -240,7 +240,7 @@ class Network:
         for turn in range(3):
             self._expected = []
             for picture in self._pictures:
-                outputs, report = self.offloaded.run([picture], Mode.LOCAL)
+                outputs, report = self.offloaded.run_inference([picture], Mode.LOCAL)
                 self._expected.append(outputs)
                 if turn:  # the first ones choose kernels and take memory
                     local_s.append(report.total_s)
@@ -248,7 +248,7 @@ class Network:
         while self.offloaded.unavailable_reason(remote, [self._pictures[0]]) is not None and time.monotonic() < ends:
             time.sleep(0.02)
         for turn in range(WARM):
-            self.offloaded.run([self._pictures[turn % len(self._pictures)]], remote)
+            self.offloaded.run_inference([self._pictures[turn % len(self._pictures)]], remote)
         return local_s
 
     def start(self) -> None:
@@ -257,17 +257,17 @@ class Network:
             assert self._carried is not None, "a promise is of results that are carried along"
             self._promise = self.offloaded.follow(PromisePolicy(self._ways.accuracy, habits=LOSES))
         if self._turns is not None:
-            self._turns.wake[self.task] = self._slot.wake_takers
+            self._turns.wake[self.task] = self._queue.wake_takers
         self._pipeline.start()
         if self._carried is not None:
             self._carried.events.start()
 
     def offer_frame(self, shot: Shot) -> bool:
         """A frame comes."""
-        return (self._carried or self._slot).offer_frame(shot)
+        return (self._carried or self._queue).offer_frame(shot)
 
     def _wants_frame(self, shot: Shot) -> bool:
-        return self._promise is None or self._promise.wants(shot.at_s)
+        return self._promise is None or self._promise.wants_frame(shot.at_s)
 
     def _wait_s(self, taken_s: List[float]) -> float:
         if self._turns is not None and self._requested_mode is not Mode.LOCAL:
@@ -275,8 +275,8 @@ class Network:
             return float("inf") if taken_s else self._turns.wait_s(self.task)
         return self.offloaded.frames.frame_wait_s(time.monotonic(), self._requested_mode, taken_s)
 
-    def prepare_frame(self, shot: Shot, place: int) -> _Decided:
-        """See :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
+    def prepare_frame(self, shot: Shot, ticket: int) -> _Decided:
+        """Implement :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         picture, number = self._pictures[shot.number % len(self._pictures)], shot.number
         taken = time.monotonic()
         situation = self.offloaded.situation([picture])
@@ -303,14 +303,14 @@ class Network:
             if claim is None:
                 # nothing goes to the server without a turn, not even to see how it is
                 mode, refresh = Mode.LOCAL, False
-        return _Decided(place, picture, taken, situation, decision, mode, refresh, claim, meta, reading)
+        return _Decided(ticket, picture, taken, situation, decision, mode, refresh, claim, meta, reading)
 
     def infer_frame(self, shot: Shot, decided: _Decided) -> _Ran:
         """Run a decided frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         started_s, picture, mode = time.monotonic(), [decided.picture], decided.mode
         try:
-            outputs, report = self.offloaded.run(
-                picture, mode, None, decided.meta, refresh=decided.refresh, place=decided.place
+            outputs, report = self.offloaded.run_inference(
+                picture, mode, None, decided.meta, refresh=decided.refresh, ticket=decided.ticket
             )  # fmt: skip
         finally:
             ended = time.monotonic()
@@ -372,11 +372,11 @@ class Network:
 
     def end(self) -> Tuple[bool, Dict[str, Any]]:
         """Finish what waits, and say what left; whether that was done in time, and what became of the frames."""
-        drained, slot_counts = self._pipeline.drain(READY_S), self._slot.counts
+        drained, queue_counts = self._pipeline.drain(READY_S), self._queue.counts
         counts: Dict[str, Any] = {
-            "published": slot_counts.offered,
-            "taken": slot_counts.taken,
-            "superseded": slot_counts.superseded,
+            "published": queue_counts.offered,
+            "taken": queue_counts.taken,
+            "superseded": queue_counts.superseded,
             "results": self._results,
         }
         if self._carried is not None:

@@ -45,13 +45,13 @@ class Turns:
     def report_latency(self, name: str, latency_s: float, interval_s: float) -> None:
         """A network's frames go to the server, and take so long."""
         with self._changed:
-            self._giver.report(time.monotonic(), name, name, latency_s, interval_s)
+            self._giver.report_task(time.monotonic(), name, name, latency_s, interval_s)
             self._changed.notify_all()
 
     def leave_turns(self, name: str) -> None:
         """A network's frames are computed on the robot for now."""
         with self._changed:
-            self._giver.leaves(name)
+            self._giver.remove_node(name)
 
     def wait_s(self, name: str) -> float:
         """Return for how long no frame of a network may go (seconds)."""
@@ -59,7 +59,7 @@ class Turns:
             now = time.monotonic()
             if name not in self._giver.tasks:
                 # its first turn, or the first one after a long silence
-                self._giver.report(now, name, name, math.nan)
+                self._giver.report_task(now, name, name, math.nan)
                 self._changed.notify_all()
             return min(0.2, self._takers[name].wait_s(now, now))
 
@@ -69,7 +69,7 @@ class Turns:
             now = time.monotonic()
             claim = self._takers[name].claim_turn(now, now)
             if claim is not None:
-                self._giver.taken(now, claim.number, name)
+                self._giver.record_taken(now, claim.number, name)
                 self._notify_others(now, name, ends=False)
             return claim
 
@@ -77,7 +77,7 @@ class Turns:
         """End a turn, with the time at which its frame was captured."""
         with self._changed:
             now = time.monotonic()
-            self._giver.ended(now, claim.number, name, now - captured_s)
+            self._giver.record_ended(now, claim.number, name, now - captured_s)
             self._notify_others(now, name, ends=True)
             self._changed.notify_all()
 
@@ -106,7 +106,7 @@ class Turns:
 
     def _give_turn(self, now: float) -> bool:
         """Give a turn if one is due; return whether takers were notified."""
-        turn = self._giver.give(now)
+        turn = self._giver.give_turn(now)
         if turn is not None:
             self._last = turn
         if self._last is None or (turn is None and now - self._announced_s < REPEAT_S):

@@ -283,7 +283,7 @@ def _measure_turns(
         latency_s = {}
         for place in (0, 1) if number % 2 else (1, 0):
             runner.bandwidth = 1.0 + place
-            _, report = module.run(inputs, Mode.SPLIT)
+            _, report = module.run_inference(inputs, Mode.SPLIT)
             latency_s[place] = report.total_s
             fell_back += report.mode is not Mode.SPLIT
         if number >= 2:  # the first ones find cold caches
@@ -310,7 +310,7 @@ def _settle_contest(
     for _ in range(3 * (COLD_PAIRS + DECISION_PAIRS[-1])):
         if contest[0].in_use is not None:
             break
-        module.run(inputs, Mode.SPLIT)
+        module.run_inference(inputs, Mode.SPLIT)
     measured = contest[0].ratios
     if measured is None:
         return {"used": False, "pairs": 0, "ratio": None}
@@ -343,7 +343,7 @@ def _repeat_plan(args: argparse.Namespace, module: Any, runner: Any, inputs: Seq
     stages: List[Dict[str, float]] = []
     fell_back = 0
     for attempt in range(args.repeats + 1):
-        _, report = module.run(inputs, Mode.SPLIT)
+        _, report = module.run_inference(inputs, Mode.SPLIT)
         if report.mode is not Mode.SPLIT:
             fell_back += 1
         elif attempt:  # the first one finds cold caches

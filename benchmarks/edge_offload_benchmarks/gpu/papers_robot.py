@@ -64,7 +64,7 @@ class ModuleRobot:
 
     def run_frame(self, mode: Mode, frame: Any) -> Dict[str, Any]:
         """Facts of a frame; times in seconds."""
-        _, report = self._module.run(frame, mode)
+        _, report = self._module.run_inference(frame, mode)
         stages = report.stages_s
         return {
             "trips": report.round_trips,

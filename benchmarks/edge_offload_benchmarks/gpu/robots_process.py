@@ -142,7 +142,7 @@ class Robot:
         facts: Dict[str, Any] = {"seconds": [], "server": [], "captured": 0, "refused": 0, "alone": 0}
         facts.update(failed={}, refusals={})
         time.sleep(max(0.0, row.begin_s - time.monotonic()))
-        (self._send_answered if row.way == "answered" else self._follow_turns)(row, frames, facts)
+        (self._send_answered if row.way == "answered" else self._follow_schedule)(row, frames, facts)
         return facts
 
     def _send_answered(self, row: Row, frames: Frames, facts: Dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Robot:
                 time.sleep(0.01)
             _note_answer(row, captured_s, future, facts)
 
-    def _follow_turns(self, row: Row, frames: Frames, facts: Dict[str, Any]) -> None:
+    def _follow_schedule(self, row: Row, frames: Frames, facts: Dict[str, Any]) -> None:
         promise = self._ask_promise(row, row.bound)
         under_way: List[Future[Any]] = []
         number = 0
@@ -171,7 +171,7 @@ class Robot:
             offer = OFFER.search(reason)
             if offer:  # as somebody would who reads it
                 promise = self._ask_promise(row, min(1.0, MARGIN * float(offer[1])))
-            due = promise.wants(captured_s)
+            due = promise.wants_frame(captured_s)
             turn = promise.describe_slot(captured_s) if due else {}
             under_way = [one for one in under_way if not one.done()]
             # without a promise, the next frame leaves when a result is there; a single one while all ask for theirs,

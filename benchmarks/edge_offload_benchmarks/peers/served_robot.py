@@ -45,7 +45,7 @@ def open_product(network: str, address: str, keys: str, stack: contextlib.ExitSt
     wait_open(module, Mode.SERVER, [torch.load(sys.argv[4])[0]], WAIT_S)
 
     def call(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        outputs, report = module.run([tensor], Mode.SERVER)
+        outputs, report = module.run_inference([tensor], Mode.SERVER)
         assert report.mode is Mode.SERVER, report.fallback_reason
         return outputs
 

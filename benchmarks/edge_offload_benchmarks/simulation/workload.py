@@ -76,9 +76,9 @@ def _measure(
         sizes = []
         down = 0
         for number, frame in enumerate([inputs[0], *inputs]):
-            _, local = module.run(frame)
+            _, local = module.run_inference(frame)
             with client.attend() as attention:
-                outputs, report = module.run(frame, Mode.SERVER)
+                outputs, report = module.run_inference(frame, Mode.SERVER)
             if report.mode is not Mode.SERVER:
                 raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
             coding_time_s = _time_coding_s(frame, outputs)

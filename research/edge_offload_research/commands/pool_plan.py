@@ -20,7 +20,7 @@ import math
 import pathlib
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Tuple
 
-from edge_offload.commands.pool import passed_over
+from edge_offload.commands.pool import explain_undivided
 from edge_offload.errors import BadInput
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ def run(args: argparse.Namespace) -> int:
     if args.load is None and args.planner == "pooled":
         taken = plan_steady(demands, cluster, args.margin, args.partitions)
         if taken.passed_over:
-            print(f"a server takes another plan (--planner steady): {passed_over(taken.passed_over, taken.objective)}")
+            why = explain_undivided(taken.passed_over, taken.objective)
+            print(f"a server takes another plan (--planner steady): {why}")
     elif made.passed_over:
-        print(passed_over(made.passed_over, made.objective))
+        print(explain_undivided(made.passed_over, made.objective))
     return 0
 
 

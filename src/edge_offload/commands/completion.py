@@ -1,9 +1,10 @@
-"""Print what makes a shell complete edge-offload's commands, options and files by TAB.
+"""Print a completion script, so that a shell completes edge-offload's commands, options and files by TAB.
 
   edge-offload completion bash > ~/.local/share/bash-completion/completions/edge-offload
   edge-offload completion zsh > ~/.zfunc/_edge-offload          # a folder of your fpath
 
-It knows the commands that are installed now: print it again after installing others. A shell reads it when it starts.
+The script knows the commands that are installed now; print it again after installing others. A shell reads it at its
+start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ FILES, FOLDERS = ("FILE", "CSV", "JSON", "YAML", "PNG", "HTML", "SCRIPT"), ("DIR
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shell."""
-    parser.add_argument("shell", choices=("bash", "zsh"), help="whose script")
+    parser.add_argument("shell", choices=("bash", "zsh"), help="shell to print the script for")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,18 +1,19 @@
 """Show a run in the browser: pictures, latency by stage, mode and why, bandwidth, power, server load, events.
 
-Without a file it shows what runs now, from ROS's topics (source devel/setup.bash first). With a file it plays a run
-again, as it happened or faster; a file that is still written, or '-' for standard input, is followed.
+Without a file it shows the present run, from ROS topics (source devel/setup.bash first). With a file it plays a
+recorded run, at the original speed or faster. A file that is still being written, or '-' for standard input, is
+followed.
 
 Examples:
-  edge-offload dashboard                              what runs now: http://127.0.0.1:8765/
-  edge-offload dashboard runs/last.jsonl --speed 4    a run that is over, four times as fast
+  edge-offload dashboard                              the present run: http://127.0.0.1:8765/
+  edge-offload dashboard runs/last.jsonl --speed 4    a recorded run, four times as fast
   edge-offload dashboard walk.bag                     the same from a bag
   tail -f run.jsonl | edge-offload dashboard -        a stream of records
   edge-offload dashboard --host 0.0.0.0 --token-file ~/dashboard.token
 
 It listens on loopback. From another machine: ssh -L 8765:127.0.0.1:8765 robot, then http://127.0.0.1:8765/. Any other
-address than loopback needs a token, which the page asks for; it is read from a file or from
-EDGE_OFFLOAD_DASHBOARD_TOKEN, never from the command line, where every user of the machine could read it.
+address needs a token, which the page asks for. The token is read from a file or from EDGE_OFFLOAD_DASHBOARD_TOKEN. It
+is no option, because every user of the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", nargs="?", metavar="RUN", help="a run's .jsonl or .bag; '-': standard input")
     parser.add_argument("--port", type=int, default=8765, help="TCP port; 0: any free (8765)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--token-file", default="", metavar="FILE", help="file whose text visitors must know")
+    parser.add_argument(
+        "--token-file", default="", metavar="FILE", help="file with the token that visitors have to enter"
+    )
     parser.add_argument("--name", action="append", default=[], help="host name that visitors use for this machine")
-    parser.add_argument("--speed", type=float, default=1.0, help="of a file: 1 as it was, 0 at once (1)")
+    parser.add_argument(
+        "--speed", type=float, default=1.0, help="speed of a recorded run: 1 original, 2 twice as fast, 0 at once (1)"
+    )
     parser.add_argument("--loop", action="store_true", help="play a file again and again")
-    parser.add_argument("--follow", action="store_true", help="wait for more at the end of a .jsonl file")
-    parser.add_argument("--namespace", default="", help="of the robot, in a bag that holds several")
+    parser.add_argument("--follow", action="store_true", help="wait for more records at the end of a .jsonl file")
+    parser.add_argument("--namespace", default="", help="namespace of the robot, in a bag with several robots")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,15 +1,15 @@
-"""Say what works on this machine, what does not, and what to do about it.
+"""Report the parts of edge_offload that work on this machine, and remedies for the others.
 
 Each line is one of
 
-  ok        it is there and works
-  warn      it is absent or odd; something is slower or unavailable without it
-  missing   edge_offload cannot do its work without it
+  ok        present and working
+  warn      absent or unusual; something is slower or unavailable without it
+  missing   edge_offload does not work without it
 
 Examples:
   edge-offload doctor
   edge-offload doctor --server tcp://gpu:5700     also connect to a server and measure the link
-  edge-offload doctor --build                     build now what is otherwise built on first use (C++, some minutes)
+  edge-offload doctor --build                     build the C++ libraries now, instead of on first use (some minutes)
   edge-offload doctor --json report.json          the same as JSON (- for standard output)
 
 The exit code is 1 if anything is missing.
@@ -27,9 +27,9 @@ from edge_offload.outputs import add_output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--server", metavar="ADDR", help="a server to try, such as tcp://gpu:5700")
+    parser.add_argument("--server", metavar="ADDR", help="server to connect to, such as tcp://gpu:5700")
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
-    parser.add_argument("--build", action="store_true", help="first build all that is otherwise built on first use")
+    parser.add_argument("--build", action="store_true", help="build all C++ libraries first")
     add_output(parser, "--json", metavar="FILE", help="write the findings as JSON ('-': standard output)")
 
 

@@ -1,33 +1,33 @@
 """Run an unmodified PyTorch program on a virtual CUDA device.
 
-In the program torch.cuda.is_available() is true, and whatever it puts on "cuda" is computed by the server
-('edge-offload serve'), or without --server by an executor process on this machine. Nothing in the program changes:
+In the program torch.cuda.is_available() is true. The server ('edge-offload serve') computes all work on "cuda".
+Without --server, an executor process on this machine does. Nothing in the program changes:
 
     edge-offload exec --server tcp://gpu:5700 -- python detect.py --source 0
     edge-offload exec --mode lazy -- python detect.py
 
 In a launch file: launch-prefix="edge-offload exec --server tcp://gpu:5700 --". The first run builds a small native
-library (one to three minutes; 'edge-offload doctor --build' does it ahead of time), for which a C++ compiler is
-needed. Weights are sent to a server once; the next start finds them.
+library, which needs a C++ compiler (one to three minutes; 'edge-offload doctor --build' builds it ahead of time).
+Weights are sent to a server once and cached there.
 
 modes:
   replay   the server runs ahead: a steady inference costs one round trip (default)
   lazy     calls wait for the next host read and travel together
-  cached   every call is a round trip; queries are answered here
+  cached   every call is a round trip; queries are answered from a cache on this machine
   per_op   every call and every query is a round trip
-  split    this process computes; inferences that come again and again are recorded and divided between it and the
-           server, operator by operator, where that is faster (--server is needed; the server may come and go).
-           Results are those of the whole network up to rounding
-  local    this process computes everything, without a server: the program runs as it would on the CPU
+  split    this process computes. Repeated inferences are recorded and divided between it and the server, operator by
+           operator, if that is faster. Needs --server, which may come and go. Results are equal up to rounding
+  local    this process computes everything, without a server, as on the CPU
 
-A Python takes this process's place. Of any other program (a shell, env, a wrapper) the end is waited for: if no Python
-in it had the virtual device, because PYTHONPATH was cleared or python was given -E, -I or -S, a line says so and the
-exit code is 1 (--absent local: the program's). CUDA_VISIBLE_DEVICES is obeyed: -1 or nothing hides the virtual GPU.
+A Python program replaces this process. Any other program (a shell, env, a wrapper) runs as a child process. If no
+Python in it had the virtual device, a line says so at its end, and the exit code is 1 (with --absent local: the
+program's). Causes are a cleared PYTHONPATH, and python with -E, -I or -S. The program sees no GPU if
+CUDA_VISIBLE_DEVICES is -1 or empty.
 
-When the connection breaks, the program waits up to --resume seconds for its return and goes on where it was. After
-that it goes on here: what it had put on the device is put on this machine's, what was computed there is computed again,
-and once the server is back it computes there. Only a tensor whose making took too many steps to keep them is gone;
-using it raises edge_offload.errors.LinkLost.
+When the connection breaks, the program waits up to --resume seconds, and continues where it was. After that it
+continues on this machine: its tensors are moved to this machine's device, and lost ones are computed again. When the
+server is back, it computes there again. Only a tensor with too many steps behind it to record is lost; its use raises
+edge_offload.errors.LinkLost.
 """
 
 from __future__ import annotations
@@ -43,37 +43,41 @@ MODES = ("per_op", "cached", "lazy", "replay", "split", "local")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--mode", choices=MODES, default="replay", help="how calls travel (default: %(default)s)")
+    parser.add_argument(
+        "--mode", choices=MODES, default="replay", help="execution mode, as described above (default: %(default)s)"
+    )
     parser.add_argument("--server", default="", metavar="ADDR",
-                        help="tcp://host:port of 'edge-offload serve'; several with commas; auto: one of this network "
-                             "whose key is known here and that announces itself ('serve --announce')")  # fmt: skip
+                        help="tcp://host:port of 'edge-offload serve'; several with commas; auto: one that announces "
+                             "itself on this network ('serve --announce') and whose key is trusted")  # fmt: skip
     parser.add_argument("--keys", default="", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--codec", default="auto", metavar="NAME", help="payload codec (default: auto, lossless)")
     parser.add_argument("--wait", type=float, default=5.0, metavar="S",
                         help="seconds to wait for the server at the start (default: %(default)g)")  # fmt: skip
     parser.add_argument("--absent", choices=("fail", "local", "later"), default="fail",
                         help="without a server at the start: fail (default), compute on this machine (local), or "
-                             "start all the same (later: for programs that connect by themselves)")  # fmt: skip
+                             "start without it (later: for programs that connect by themselves)")  # fmt: skip
     parser.add_argument("--resume", type=float, default=30.0, metavar="S",
-                        help="seconds that a broken connection may take to return (default: %(default)g)")  # fmt: skip
+                        help="seconds to wait for a broken connection (default: %(default)g)")  # fmt: skip
     parser.add_argument("--lost", choices=("local", "end"), default="local",
-                        help="without a server for longer than that: go on here until it is back (local, default), "
+                        help="after that: continue on this machine until the server is back (local, default), "
                              "or end with an error (end)")  # fmt: skip
     parser.add_argument(
         "--device",
         default="cpu",
-        help="what computes here: cpu, this process where it can (default); cuda, cuda:n, a process that owns the GPU; "
-        "auto, the GPU if there is one",
+        help="device of this machine: cpu, in this process if possible (default); cuda, cuda:n, in a process "
+        "that owns the GPU; auto, the GPU if there is one",
     )
-    parser.add_argument("--threads", type=int, default=0, help="torch threads of what computes here; 0 leaves them")
-    add_output(parser, "--tally", default="", metavar="FILE", help="write what the run cost as JSON when it ends")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="torch threads of this machine's device; 0: torch's default"
+    )
+    add_output(parser, "--tally", default="", metavar="FILE", help="write the cost of the run as JSON at its end")
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K",
                         help="mode split: emulate a robot that is K times slower (default: %(default)g)")  # fmt: skip
     parser.add_argument("--shapes", choices=("known", "ask"), default="known",
-                        help="what results look like: worked out here where that is known to be exact (known), or "
-                             "asked of the server for every new call (ask) (default: %(default)s)")  # fmt: skip
+                        help="metadata of results: inferred on this machine if that is exact (known), or requested "
+                             "from the server for every new call (ask) (default: %(default)s)")  # fmt: skip
     parser.add_argument("--optional", action="store_true",
-                        help="without a C++ compiler, say so and run the program without the device")  # fmt: skip
+                        help="without a C++ compiler, warn and run the program without the device")  # fmt: skip
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments")
 
 

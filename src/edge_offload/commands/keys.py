@@ -1,25 +1,25 @@
-"""Keys for the link: make them, list them, trust a robot or a server, take trust back.
+"""Make and list keys for the link; trust a robot or a server, or withdraw that trust.
 
 on the server:
-  edge-offload keys new                      make this machine's key pairs; prints what to run on the other machine
-  edge-offload keys trust -- robot1 'KEY'    let the robot with this client key in (quote the key)
-  edge-offload keys revoke robot1            shut it out; a running server cuts its connection at once
+  edge-offload keys new                      make this machine's key pairs; prints the command for the other machine
+  edge-offload keys trust -- robot1 'KEY'    admit the robot with this client key (quote the key)
+  edge-offload keys revoke robot1            stop admitting it; a running server cuts its connection at once
 on the robot:
   edge-offload keys new
-  edge-offload keys trust --server -- 10.0.0.5:5700 'KEY'   believe only a server that has this server key
+  edge-offload keys trust --server -- 10.0.0.5:5700 'KEY'   accept this address only with this server key
 on both:
-  edge-offload keys list                     public keys of this machine, trusted robots, known servers
+  edge-offload keys list                     public keys of this machine, trusted robots and servers
 
 to replace a robot's key without an interruption:
   edge-offload keys rotate client            on the robot: makes and prints the next key; the present one stays in use
-  edge-offload keys trust --also -- robot1 'KEY'   on the server: both keys are good
-  edge-offload keys rotate client --finish   on the robot: from its next connection on it uses the new key
-  edge-offload keys trust -- robot1 'KEY'    on the server: the old key is shut out
-A server's key is replaced with 'rotate server', '--finish', a restart, and 'trust --server' on every robot, which are
-without the server (and compute locally) in between.
+  edge-offload keys trust --also -- robot1 'KEY'   on the server: both keys are valid
+  edge-offload keys rotate client --finish   on the robot: uses the new key from its next connection on
+  edge-offload keys trust -- robot1 'KEY'    on the server: the old key is no longer valid
+To replace a server's key, run 'rotate server' and 'rotate server --finish', restart the server, and run 'trust
+--server' on every robot. Robots compute locally in between.
 
-Between processes of one user on one machine (loopback) nothing has to be done: keys are made on first use.
-Keys are kept in $EDGE_OFFLOAD_KEYS, else in $XDG_CONFIG_HOME/edge_offload/keys, else in ~/.config/edge_offload/keys.
+Processes of one user on one machine (loopback) need none of this: keys are made on first use.
+Keys are stored in $EDGE_OFFLOAD_KEYS, else in $XDG_CONFIG_HOME/edge_offload/keys, else in ~/.config/edge_offload/keys.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ OTHER_SIDE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Subcommands new, list, trust, revoke."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="make key pairs on purpose (a server that others can reach needs this)")
+    new = actions.add_parser("new", help="make key pairs (needed before other machines can connect)")
     new.add_argument("role", nargs="?", choices=("client", "server"), help="only this pair (default: both)")
-    new.add_argument("--force", action="store_true", help="replace a pair: every peer must be told the new public key")
-    actions.add_parser("list", help="show public keys and whom this machine trusts")
-    trust = actions.add_parser("trust", help="let a robot in, or (--server) know a server's key")
+    new.add_argument("--force", action="store_true", help="replace a pair; every peer then needs the new public key")
+    actions.add_parser("list", help="show this machine's public keys, and trusted robots and servers")
+    trust = actions.add_parser("trust", help="admit a robot, or (--server) store a server's key")
     trust.add_argument("--server", action="store_true", help="NAME is the host:port of a server")
     trust.add_argument("--also", action="store_true", help="keep the robot's earlier keys, too")
-    trust.add_argument("name", metavar="NAME", help="what to call the robot, or host:port with --server")
+    trust.add_argument("name", metavar="NAME", help="name for the robot, or host:port with --server")
     trust.add_argument("key", metavar="KEY", help="its public key: 40 characters, in single quotes")
-    rotate = actions.add_parser("rotate", help="make the key that will replace the present one, or (--finish) use it")
+    rotate = actions.add_parser("rotate", help="make the next key, or (--finish) replace the present one by it")
     rotate.add_argument("role", choices=("client", "server"))
-    rotate.add_argument("--finish", action="store_true", help="put the next key in the place of the present one")
-    revoke = actions.add_parser("revoke", help="take a robot off the allow-list")
-    revoke.add_argument("name", metavar="NAME", help="its name or its public key")
+    rotate.add_argument("--finish", action="store_true", help="replace the present key by the next one")
+    revoke = actions.add_parser("revoke", help="remove a robot from the list of trusted ones")
+    revoke.add_argument("name", metavar="NAME", help="the robot's name or its public key")
 
 
 def run(args: argparse.Namespace) -> int:

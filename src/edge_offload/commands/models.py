@@ -1,12 +1,12 @@
-"""List the models that come with edge_offload, fetch their weights, tell where those come from.
+"""List the models that come with edge_offload, show their sources and licences, and fetch their weights.
 
-  edge-offload models list                 every model, one a line
+  edge-offload models list                 all models, one per line
   edge-offload models info movenet         source, licence, size, checksum, options
-  edge-offload models fetch movenet        put the weights into the cache now, so that the first run need not
+  edge-offload models fetch movenet        download the weights into the cache before the first run
 
-Weights are kept in $EDGE_OFFLOAD_CACHE, or edge_offload in $XDG_CACHE_HOME (default ~/.cache/edge_offload). A model
-of your own needs no entry here: write package.module:factory wherever a model's name is asked for, where factory
-returns a torch.nn.Module.
+Weights are stored in $EDGE_OFFLOAD_CACHE, else in edge_offload in $XDG_CACHE_HOME (default ~/.cache/edge_offload). A
+model of your own needs no entry here: give package.module:factory as the model's name. The factory returns a
+torch.nn.Module.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
   edge-offload pool status ADDRESS
   edge-offload serve --pool ADDRESS --model kapao_s --slo 0.2 --profiles DIR
   edge-offload pool profile kapao_s --input 'uint8[3,448,640]' --class L4 --batches 8 --out DIR
-                                              divide it into blocks and measure them here; once per class of GPU
+                                              divide it into blocks and measure them on this machine; once per class
 
-'plan' prints which GPU computes which blocks, 'simulate' runs that plan in virtual time; both need profiles only.
+'plan' prints the GPU of each block, 'simulate' runs that plan in virtual time. Both need only profiles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
     kinds = parser.add_subparsers(dest="what", required=True, metavar="head|join|status|profile|plan|simulate")
     _add_members(kinds)
-    _add_profile(kinds.add_parser("profile", help="what blocks of a model take on this machine",
+    _add_profile(kinds.add_parser("profile", help="measure the blocks of a model on this machine (ms)",
                                   description="Cut a model into blocks and measure them on this machine."))  # fmt: skip
     actions = beside.commands(beside.ACTIONS)
     modules = {name: actions[f"pool-{name}"] for name in RESEARCH if f"pool-{name}" in actions}
@@ -45,28 +45,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_members(kinds: Any) -> None:
-    head = kinds.add_parser("head", help="begin a pool on this machine",
+    head = kinds.add_parser("head", help="start a pool on this machine",
                             description="Begin a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
-    head.add_argument("--port", type=int, default=5790, help="for members and servers (5790)")
+    head.add_argument("--port", type=int, default=5790, help="TCP port for members and servers (5790)")
     head.add_argument("--host", default="127.0.0.1", metavar="ADDRESS",
-                      help="of this machine, as members reach it; off loopback with TLS (127.0.0.1)")  # fmt: skip
-    join = kinds.add_parser("join", help="bring this machine's GPUs into a pool",
+                      help="address of this machine for members; TLS unless loopback (127.0.0.1)")  # fmt: skip
+    join = kinds.add_parser("join", help="add this machine's GPUs to a pool",
                             description="Join a pool; ends on Ctrl-C or SIGTERM.")  # fmt: skip
     join.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
-    join.add_argument("--class", dest="gpu", required=True, metavar="CLASS", help="as profiles call these GPUs: P4")
-    join.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (1)")
+    join.add_argument(
+        "--class", dest="gpu", required=True, metavar="CLASS", help="class of these GPUs in profiles, such as P4"
+    )
+    join.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs (1)")
     _add_device(join, True)
     join.add_argument("--share-gpu", action="store_true",
                       help="members may share a GPU without CUDA MPS: they take turns, for tests")  # fmt: skip
     join.add_argument("--emulated", default="", metavar="DIR",
-                      help="emulate them: take the times of this folder of profiles, compute nothing")  # fmt: skip
-    join.add_argument("--times", type=float, default=1.0, metavar="X", help="emulated: so many times as long (1)")
-    status = kinds.add_parser("status", help="members, plan, load, what was in time",
+                      help="emulate the GPUs: use the times of this folder of profiles, compute nothing")  # fmt: skip
+    join.add_argument("--times", type=float, default=1.0, metavar="X", help="emulated GPUs: factor on all times (1)")
+    status = kinds.add_parser("status", help="print members, plan, load, and the share of answers in time",
                               description="What a pool's head and its servers say.")  # fmt: skip
     status.add_argument("address", metavar="ADDRESS", help="HOST:PORT that 'edge-offload pool head' printed")
     status.add_argument("--json", action="store_true", help="print JSON")
     for each in (head, join):
-        each.add_argument("--store-mb", type=int, default=256, metavar="MB", help="of shared memory for tensors (256)")
+        each.add_argument(
+            "--store-mb", type=int, default=256, metavar="MB", help="MB of shared memory for tensors (256)"
+        )
     for each in (head, join, status):
         each.add_argument("--pool-keys", default="", metavar="DIR", help="folder with the pool's token (the user's)")
 
@@ -189,7 +193,7 @@ def _describe_driver(row: Mapping[str, Any]) -> List[str]:
         f"  {row['requests']} requests, {100 * in_time:.2f} % answered in time, {row['refused']} refused",
     ]
     if row["passed_over"]:
-        lines.append(f"  {passed_over(row['passed_over'], row['rate'])}")
+        lines.append(f"  {explain_undivided(row['passed_over'], row['rate'])}")
     if row["moved"]:
         lines.append(
             f"  {row['moved']} could not go on where they were; {row['moved_in_time']} of them were in time elsewhere"
@@ -211,21 +215,31 @@ def _keys(args: argparse.Namespace) -> pathlib.Path:
 
 
 def _add_profile(profile: argparse.ArgumentParser) -> None:
-    profile.add_argument("model", metavar="MODEL", help="of 'edge-offload models list', or package.module:factory")
     profile.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the model (repeatable)"
+        "model", metavar="MODEL", help="name from 'edge-offload models list', or package.module:factory"
     )
-    profile.add_argument("--input", required=True, metavar="SPEC", help="what one frame is: 'uint8[3,448,640]'")
     profile.add_argument(
-        "--class", dest="gpu", required=True, metavar="CLASS", help="what this machine's device is called"
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the model (repeatable)"
+    )
+    profile.add_argument(
+        "--input", required=True, metavar="SPEC", help="type and shape of one frame: 'uint8[3,448,640]'"
+    )
+    profile.add_argument(
+        "--class", dest="gpu", required=True, metavar="CLASS", help="class of this machine's device in profiles"
     )
     profile.add_argument("--batches", type=int, default=4, metavar="N", help="measure batches of 1 to N (4)")
     profile.add_argument(
-        "--blocks", type=int, default=10, metavar="N", help="blocks of a model that was not cut yet (10)"
+        "--blocks",
+        type=int,
+        default=10,
+        metavar="N",
+        help="number of blocks, for a model that has not been divided yet (10)",
     )
     _add_device(profile)
     profile.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads, as members have (1)")
-    profile.add_argument("--out", required=True, metavar="DIR", help="folder of profiles; what it has of others stays")
+    profile.add_argument(
+        "--out", required=True, metavar="DIR", help="folder of profiles; those of other classes are kept"
+    )
 
 
 def _profile(args: argparse.Namespace) -> int:
@@ -274,7 +288,7 @@ def run(args: argparse.Namespace) -> int:
     return _profile(args) if args.what == "profile" else _status(args)
 
 
-def passed_over(promised: float, taken: float) -> str:
-    """Explain why a plan is not divided that would promise more."""
-    more = 100 * (promised / taken - 1)
+def explain_undivided(divided_rate: float, rate: float) -> str:
+    """Explain why an undivided plan is in force although stages have a higher rate."""
+    more = 100 * (divided_rate / rate - 1)
     return f"undivided; in stages it would promise {more:.1f} % more, and answer less in time"

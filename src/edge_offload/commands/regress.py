@@ -1,18 +1,18 @@
-"""Step the images of a bag through the people node, or its clouds through the scene node, and compare with a golden.
+"""Run the people node on the images of a bag, or the scene node on its clouds, and compare with a golden record.
 
-Every frame is published with its own stamp and the next follows when its result has come, so nothing is dropped by
-chance. Stamps and counts must be exact, boxes within 0.5 px, scores within 1e-3, 0.5 % of the full voxels may differ;
-the golden names the model and the checksum of its weights, and a run with another model is refused. Exit code 0: the
-same; 1: different, or not run.
+Every frame has its original stamp, and the next one follows after its result, so that no frame is dropped by chance.
+Stamps and counts must be equal. Boxes may differ by 0.5 px, scores by 1e-3, full voxels by 0.5 %. The golden record
+names the model and the checksum of its weights; a run with another model is refused. Exit code 0: equal; 1: different,
+or not run.
 
-Needs ROS: source devel/setup.bash (or the install space) first. A master of its own is started on a free port.
+Needs ROS: source devel/setup.bash (or the install space) first. Starts a ROS master of its own on a free port.
 
 Examples:
-  edge-offload regress walk.bag --golden walk.json --update     write the golden from this run
+  edge-offload regress walk.bag --golden walk.json --update     write the golden record from this run
   edge-offload regress walk.bag --golden walk.json              compare with it
   edge-offload regress walk.bag --golden walk.json --launch mode:=server
-  edge-offload regress walk.bag --golden walk.json --launch carry:=true    results and inferences are counted
-  edge-offload regress drive.bag --golden drive.json --launch results:=scenes cells:=64    its clouds, not images
+  edge-offload regress walk.bag --golden walk.json --launch carry:=true    counts results and inferences
+  edge-offload regress drive.bag --golden drive.json --launch results:=scenes cells:=64    clouds instead of images
 """
 
 from __future__ import annotations
@@ -42,13 +42,19 @@ CANNOT_START = re.compile(r"cannot (start|go on): ([^\x1b\n]*)")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("bag", type=pathlib.Path, help="bag file with images, or with clouds")
-    parser.add_argument("--golden", type=pathlib.Path, required=True, help="golden file (JSON)")
-    parser.add_argument("--update", action="store_true", help="write the golden from this run instead of comparing")
-    parser.add_argument("--topic", default="", help="topic of them; not needed when the bag has only one")
-    parser.add_argument("--frames", type=int, default=0, help="only the first N")
+    parser.add_argument("--golden", type=pathlib.Path, required=True, help="file of the golden record (JSON)")
+    parser.add_argument(
+        "--update", action="store_true", help="write the golden record from this run instead of comparing"
+    )
+    parser.add_argument("--topic", default="", help="topic of the images or clouds; needed if the bag has several")
+    parser.add_argument("--frames", type=int, default=0, help="use only the first N frames")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait for one result (60)")
     parser.add_argument(
-        "--launch", nargs="+", default=[], metavar="ARG:=VALUE", help="for regress.launch, such as mode:=server"
+        "--launch",
+        nargs="+",
+        default=[],
+        metavar="ARG:=VALUE",
+        help="arguments of regress.launch, such as mode:=server",
     )
 
 

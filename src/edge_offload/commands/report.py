@@ -1,14 +1,14 @@
 """Make one HTML page of a run: latency by stage, modes and why, bandwidth, energy, server load, tables, events.
 
-The page needs no network and no server: open it, or send it to somebody. A run is the .jsonl file that the run recorder
-writes beside its summary, or a bag with the topics offload/latency, offload/mode, offload/bandwidth, offload/power,
-server/status and /diagnostics; kapao/people and agrnav/semantic_grid say where carried results come from.
-A bag needs ROS: source devel/setup.bash first.
+The page needs no network and no server: open it, or send it to a colleague. A run is the .jsonl file of run_recorder,
+or a bag with the topics offload/latency, offload/mode, offload/bandwidth, offload/power, server/status and
+/diagnostics. kapao/people and agrnav/semantic_grid add the origin of carried results. A bag needs ROS: source
+devel/setup.bash first.
 
 Examples:
   edge-offload report runs/last.jsonl                 writes runs/last.html
   edge-offload report walk.bag -o walk.html
-  edge-offload report walk.bag --namespace robot1     of a bag that holds several robots
+  edge-offload report walk.bag --namespace robot1     one robot of a bag with several
   edge-offload report runs/last.jsonl --json figures.json
 """
 
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", type=pathlib.Path, metavar="RUN", help="a run's .jsonl or .bag")
     add_output(parser, "-o", "--output", type=pathlib.Path, metavar="HTML", help="page to write (RUN with .html)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON too")
-    parser.add_argument("--title", default="", help="head of the page (name of the file)")
-    parser.add_argument("--namespace", default="", help="of the robot, in a bag that holds several")
+    parser.add_argument("--title", default="", help="title of the page (name of the file)")
+    parser.add_argument("--namespace", default="", help="namespace of the robot, in a bag with several robots")
 
 
 def run(args: argparse.Namespace) -> int:

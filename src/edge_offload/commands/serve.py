@@ -1,16 +1,16 @@
 """Serve robots: run their networks on this machine's GPU or CPU.
 
-The server owns the device and answers robots over an encrypted link. On loopback, keys are made on first use; to be
-reached by others it needs keys made on purpose ('edge-offload keys new') and a list of robots ('edge-offload keys
-trust'). It runs only models that edge_offload comes with, plus factories and files that you name with --allow.
+The server owns the device and answers robots over an encrypted link. On loopback, keys are made on first use. For
+other machines, make keys ('edge-offload keys new') and list the robots ('edge-offload keys trust') first. It runs only
+models that come with edge_offload, and factories and files that --allow names.
 
   edge-offload serve                                      on this machine only, for a first try
   edge-offload serve --bind tcp://0.0.0.0:5700            for robots on the network
-  edge-offload serve --allow my_package.nets:make_net     a model of your own, importable here
-  edge-offload serve --allow net.onnx                     a trained network, whose copy here is the robot's
+  edge-offload serve --allow my_package.nets:make_net     a model of your own, importable on this machine
+  edge-offload serve --allow net.onnx                     a trained network; the robot has an equal copy
 
-Ctrl-C or SIGTERM ends it; robots then compute locally and come back when it does. 'edge-offload serve --drain' takes
-it away for an update: robots that know several servers (--server a:5700,b:5700) go on with another one first.
+Ctrl-C or SIGTERM ends it. Robots then compute locally, and return when it is back. For an update, run 'edge-offload
+serve --drain' first: robots with several servers (--server a:5700,b:5700) change to another one before it ends.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--bind", default=DEFAULT_BIND, metavar="ADDR", help=f"address to listen on ({DEFAULT_BIND})")
     parser.add_argument("--announce", action="store_true",
-                        help="announce the address on this network by multicast DNS, for 'exec --server auto'; keys "
-                        "decide as ever who is let in")  # fmt: skip
+                        help="announce the address on this network by multicast DNS, for 'exec --server auto'; only "
+                        "trusted robots are admitted")  # fmt: skip
     parser.add_argument("--device", default="auto", help="auto (the GPU if there is one), cpu or cuda; "
                         "emulated:TABLE.csv takes the time of a table (batch,latency_ms) and gives outputs of another "
                         "frame")  # fmt: skip
@@ -64,42 +64,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "robot and server use as many")  # fmt: skip
     parser.add_argument("--cores", metavar="LIST", help="CPU cores to stay on, such as 0,2-3")
     parser.add_argument("--allow", action="append", default=[], metavar="PACKAGE.MODULE:FACTORY",
-                        help="let robots open this model too, or this file (net.onnx, net.pt); importing a factory or "
+                        help="also let robots open this model or file (net.onnx, net.pt); importing a factory or "
                         "loading net.pt runs its code (repeatable)")  # fmt: skip
     parser.add_argument("--preload", action="append", default=[], metavar="MODEL",
                         help="build this model before listening (repeatable)")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="MODEL.OPTION=VALUE",
-                        help="an option of a model that holds here whatever a robot says, such as a path")  # fmt: skip
+                        help="option of a model that overrides the robot's, such as a path")  # fmt: skip
     parser.add_argument("--max-models", type=some, default=12, metavar="N", help="models kept in memory (12)")
     parser.add_argument("--models-per-robot", type=some, default=8, metavar="N",
-                        help="different models that one robot may have open (8)")  # fmt: skip
-    parser.add_argument("--max-input-mb", type=some, default=256, metavar="MB", help="inputs of one inference (256)")
+                        help="most models that one robot may have open (8)")  # fmt: skip
     parser.add_argument(
-        "--queue", type=some, default=4, metavar="N", help="requests that one robot may have waiting (4)"
+        "--max-input-mb", type=some, default=256, metavar="MB", help="most MB of inputs of one inference (256)"
     )
+    parser.add_argument("--queue", type=some, default=4, metavar="N", help="most waiting requests of one robot (4)")
     parser.add_argument("--max-devices", type=some, default=8, metavar="N",
-                        help="programs that may have a virtual device at once (8)")  # fmt: skip
+                        help="most programs with a virtual device at once (8)")  # fmt: skip
     parser.add_argument("--devices-per-robot", type=some, default=4, metavar="N",
-                        help="of which so many may be of one robot (4)")  # fmt: skip
+                        help="most of them that one robot may have (4)")  # fmt: skip
     parser.add_argument("--device-memory-mb", type=some, default=4096, metavar="MB",
-                        help="tensors that one virtual device may hold (4096)")  # fmt: skip
+                        help="most MB of tensors of one virtual device (4096)")  # fmt: skip
     parser.add_argument("--device-seconds", type=positive, default=120.0, metavar="S",
-                        help="a virtual device that computes for longer on one message ends (120)")  # fmt: skip
+                        help="most seconds that a virtual device may compute on one message (120)")  # fmt: skip
     parser.add_argument("--lease", type=positive, default=30.0, metavar="S",
                         help="seconds that a virtual device outlives its connection (30)")  # fmt: skip
     add_output(parser, "--weights-cache", metavar="DIR", folder=True,
                         help="where weights that robots have sent, and traces of models that were split, are kept "
                         "(default: in the user's cache)")  # fmt: skip
     parser.add_argument("--weights-cache-mb", type=some, default=16384, metavar="MB",
-                        help="most disk that they take; the least recently used go first (16384)")  # fmt: skip
+                        help="most MB of cached weights; the least recently used go first (16384)")  # fmt: skip
     parser.add_argument("--promises", action="store_true",
-                        help="let robots ask for a bound on the accuracy that sharing may cost them")  # fmt: skip
+                        help="promise robots a bound on the accuracy that sharing may cost them")  # fmt: skip
     parser.add_argument("--pool", default="", metavar="ADDR",
-                        help="have --model computed by the pool of GPUs there (see 'edge-offload pool')")  # fmt: skip
-    parser.add_argument("--model", default="", metavar="MODEL", help="what the pool computes")
+                        help="compute --model with the pool at this address (see 'edge-offload pool')")  # fmt: skip
+    parser.add_argument("--model", default="", metavar="MODEL", help="model that the pool computes")
     parser.add_argument("--slo", type=positive, default=0.2, metavar="S",
                         help="seconds from a request's arrival to the pool's answer (0.2)")  # fmt: skip
-    parser.add_argument("--profiles", default="", metavar="DIR", help="what 'edge-offload pool profile' wrote of it")
+    parser.add_argument("--profiles", default="", metavar="DIR", help="folder that 'edge-offload pool profile' wrote")
     parser.add_argument("--pool-keys", default="", metavar="DIR", help="folder with the pool's token (the user's)")
     parser.add_argument("--drain", action="store_true",
                         help="start nothing: the server of this machine that listens on --bind answers what it was "

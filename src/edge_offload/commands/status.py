@@ -4,9 +4,12 @@
   edge-offload status --server tcp://server:5700     another one, whose key is trusted here
   edge-offload status --json                         the same for programs
 
-For each robot with a promise, over the last ten seconds: bound, the promised loss of accuracy (0 to 1); drop, the loss
-by the staleness of its results (0 to 1); interval, frames from one result to the next; batch, frames computed together;
-late, the share of its slots whose frame came too late (0 to 1).
+Columns for each robot with a promise, over the last ten seconds:
+  bound      the promised loss of accuracy, 0 to 1
+  drop       the loss by the staleness of its results, 0 to 1
+  interval   frames from one result to the next
+  batch      frames computed together
+  late       share of its slots whose frame came too late, 0 to 1
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ TIMEOUT_S = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
-    parser.add_argument("--server", default=DEFAULT_BIND, metavar="ADDR", help=f"of the server ({DEFAULT_BIND})")
+    parser.add_argument(
+        "--server", default=DEFAULT_BIND, metavar="ADDR", help=f"address of the server ({DEFAULT_BIND})"
+    )
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

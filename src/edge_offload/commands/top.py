@@ -1,14 +1,14 @@
-"""Show a run on the terminal: frames, latency by stage in milliseconds, link, energy, server, what happened.
+"""Show a run on the terminal: frames, latency by stage (ms), link, energy, server and events.
 
-Without a file it shows what runs now, from ROS's topics (source devel/setup.bash first), until Ctrl-C. On a terminal it
-redraws; into a pipe or a file it writes one line an interval.
+Without a file it shows the present run, from ROS topics (source devel/setup.bash first), until Ctrl-C. A terminal is
+redrawn; a pipe or a file gets one line per interval.
 
 Examples:
-  edge-offload top                           what runs now
-  edge-offload top --once                    the last seconds, once
-  edge-offload top runs/last.jsonl           how a run ended, from its file or bag
+  edge-offload top                           the present run
+  edge-offload top --once                    its last seconds, once
+  edge-offload top runs/last.jsonl           the end of a recorded run (file or bag)
   edge-offload top --interval 5 >> run.log   a line every 5 s
-  edge-offload top --progress 10             how far each network is, every 10 s: what launch files print
+  edge-offload top --progress 10             the progress of each network, every 10 s, as launch files print it
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from edge_offload.errors import BadInput, EdgeOffloadError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the module."""
     parser.add_argument("run_file", nargs="?", metavar="RUN", help="a run's .jsonl or .bag")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (1)")
-    parser.add_argument("--window", type=float, default=30.0, metavar="S", help="seconds of frames that count (30)")
-    parser.add_argument("--once", action="store_true", help="look for two intervals, print, and end")
-    parser.add_argument("--progress", type=float, metavar="S", help="only say every S seconds how far the run is")
-    parser.add_argument("--namespace", default="", help="of the robot: in a bag, or on the topics")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two updates (1)")
+    parser.add_argument(
+        "--window", type=float, default=30.0, metavar="S", help="seconds of frames that are counted (30)"
+    )
+    parser.add_argument("--once", action="store_true", help="watch for two intervals, print, and end")
+    parser.add_argument("--progress", type=float, metavar="S", help="print only the progress, every S seconds")
+    parser.add_argument("--namespace", default="", help="namespace of the robot, in a bag or of the topics")
 
 
 def run(args: argparse.Namespace) -> int:

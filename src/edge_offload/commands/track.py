@@ -1,17 +1,16 @@
-"""Track people in a video, without ROS: here, or with the network on a server.
+"""Track people in a video without ROS, with the network on this machine or on a server.
 
-Reads a video (by default the sample video), finds and tracks people, and says what that cost. With --out, an annotated
-video is written; with --png, the last annotated frame.
+Reads a video (by default the sample video), detects and tracks people, and prints the cost. --out writes an annotated
+video, --png the last annotated frame.
 
   edge-offload track --frames 100 --out people.mp4
   edge-offload track my.mp4 --model kapao_s --option checkpoint=kapao_s.safetensors
-  edge-offload track my.mp4 --model yolo11n-pose.onnx     a trained network that finds people's keypoints
+  edge-offload track my.mp4 --model yolo11n-pose.onnx     a trained network for people's keypoints
   edge-offload serve &  edge-offload track --server tcp://127.0.0.1:5700
 
-While it runs it says how far it is; Ctrl-C ends it with the summary of what was done.
-
-With --server every frame is sent there; a frame that the server does not answer is computed here, and the summary says
-how many. Energy is measured where this machine has a sensor; elsewhere it is not known.
+It prints its progress; Ctrl-C ends it with the summary so far. With --server every frame is sent there. Frames without
+an answer are computed on this machine, and the summary counts them. Energy (J) is measured if this machine has a
+sensor; otherwise it is unknown.
 """
 
 from __future__ import annotations
@@ -44,14 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("video", nargs="?", help="video file (default: the sample video)")
     parser.add_argument("--model", default="movenet", help="a name from 'edge-offload models list' (movenet), or the "
-                        ".onnx of a network that finds COCO's keypoints")  # fmt: skip
+                        ".onnx file of a network for COCO keypoints")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the model")
-    parser.add_argument("--server", metavar="ADDR", help="tcp://host:port of 'edge-offload serve'; none: all runs here")
+    parser.add_argument(
+        "--server",
+        metavar="ADDR",
+        help="tcp://host:port of 'edge-offload serve'; none: everything runs on this machine",
+    )
     parser.add_argument("--keys", metavar="DIR", help="key directory (default: the user's)")
     parser.add_argument("--frames", type=int, metavar="N", help="stop after N frames")
     parser.add_argument("--camera", metavar="YAML", help="calibration with a pose (config/camera_demo.yaml): "
-                        "shows how far away people are")  # fmt: skip
-    parser.add_argument("--target", default="largest", help="whom to mark: largest, nearest, longest (largest)")
+                        "prints the distances of people (m)")  # fmt: skip
+    parser.add_argument("--target", default="largest", help="person to mark: largest, nearest, longest (largest)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="compute threads (1)")
     parser.add_argument("--device", default="auto", help=subcommands.DEVICE)
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="K", help="emulate a robot K times slower (1)")
@@ -156,7 +159,7 @@ def runner(args: argparse.Namespace, estimator: PersonEstimator, options: Dict[s
             if not opened:
                 wait_until_open(lambda: module.unavailable_reason(mode, inputs))
                 opened = True
-            return module.run(inputs, mode)
+            return module.run_inference(inputs, mode)
 
         yield run_network
     finally:

@@ -1,8 +1,8 @@
-"""Streams and events of a device whose work lags: a test mode, in which a missing copy, event or wait is noticed.
+"""Streams and events of a test mode in which work lags, so that a missing copy, event or wait shows.
 
-A GPU does later what a program asks of it; this process computes the virtual device's calls as they are made, so that a
-program that forgot to wait is right all the same. With :data:`CHOICE` set, ``edge-offload exec --mode local`` does
-what a GPU may do later as late as it may (native/cpp/streams.h), and whoever does not wait finds poison.
+A GPU works asynchronously. This process normally computes the virtual device's calls at once, so a program with a
+missing wait is correct all the same. With :data:`LAG_VARIABLE` set, ``edge-offload exec --mode local`` delays work for
+as long as a GPU may delay it (native/cpp/streams.h). A program that does not wait then reads poison.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 from edge_offload.errors import BadInput
 
-#: Environment variable: 1 has calls lag as long as they may; a greater number is the seed of orders at random.
-CHOICE = "EDGE_OFFLOAD_ASYNC"
+#: Environment variable: 1 delays calls for as long as possible; a greater number is the seed of random orders.
+LAG_VARIABLE = "EDGE_OFFLOAD_ASYNC"
 _native: Any = None
 
 
@@ -29,24 +29,24 @@ class LaggingStream:
         self.stream_id = self.cuda_stream = _native.new_stream() if number is None else number
 
     def synchronize(self) -> None:
-        """Wait for what was issued here."""
+        """Wait for all work issued on this stream."""
         _native.wait_for_stream(self.stream_id)
 
     def query(self) -> bool:
-        """Returns True: work is done as soon as somebody asks, and not before."""
+        """Return True: a query makes the work run."""
         self.synchronize()
         return True
 
     def wait_event(self, event: LaggingEvent) -> None:
-        """Orders what is issued from now on behind the event."""
+        """Order work issued from now on after the event."""
         event.wait(self)
 
     def wait_stream(self, stream: LaggingStream) -> None:
-        """Orders what is issued from now on behind the other stream's work so far."""
+        """Order work issued from now on after the other stream's work so far."""
         self.wait_event(stream.record_event())
 
     def record_event(self, event: Optional[LaggingEvent] = None) -> LaggingEvent:
-        """Records an event, a new one if none is given."""
+        """Record an event; by default a new one."""
         event = event if event is not None else LaggingEvent()
         event.record(self)
         return event
@@ -59,36 +59,36 @@ class LaggingStream:
 
 
 class LaggingEvent:
-    """A place in a stream."""
+    """Event: a place in a stream."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed = enable_timing
         self._mark: Any = None
 
     def record(self, stream: Optional[LaggingStream] = None) -> None:
-        """Records a place behind the stream's work so far."""
+        """Record the place after the stream's work so far."""
         self._mark = _native.mark(_native.current_stream() if stream is None else stream.stream_id)
 
     def wait(self, stream: Optional[LaggingStream] = None) -> None:
-        """Orders what the stream gets from now on behind this event; one that was not recorded is past."""
+        """Order the stream's later work after this event; an event that was not recorded has passed."""
         if self._mark is not None:
             _native.follow(_native.current_stream() if stream is None else stream.stream_id, self._mark)
 
     def query(self) -> bool:
-        """Returns True: work is done as soon as somebody asks, and not before."""
+        """Return True: a query makes the work run."""
         self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the event."""
         if self._mark is not None:
             self._mark.wait()
 
     def elapsed_time(self, end: LaggingEvent) -> float:
-        """Milliseconds to a later event.
+        """Return the milliseconds to a later event.
 
         Raises:
-            RuntimeError: one of them was not recorded, has no time, or is not past yet.
+            RuntimeError: one of them was not recorded, has no timing, or has not passed yet.
         """
         for event in (self, end):
             if event._mark is None or not event._timed:
@@ -99,7 +99,7 @@ class LaggingEvent:
 
 
 class StreamContext:
-    """``with torch.cuda.stream(one):`` in this thread; None changes nothing."""
+    """Context of ``with torch.cuda.stream(one):`` in this thread; None changes nothing."""
 
     def __init__(self, stream: Optional[LaggingStream]) -> None:
         self.stream = stream
@@ -115,27 +115,29 @@ class StreamContext:
 
 
 def start_lagging(native: Any) -> None:
-    """Have the calls of the device lag if the environment says so; before anything is on it.
+    """Make the calls of the device lag if :data:`LAG_VARIABLE` is set; call it before the first tensor.
 
     Raises:
-        BadInput: it says something else.
+        BadInput: the variable is no number.
     """
     global _native
-    text = os.environ.get(CHOICE, "") or "0"
+    text = os.environ.get(LAG_VARIABLE, "") or "0"
     if not text.isdecimal():
-        raise BadInput(f"{CHOICE}={text}", remedy="1, or another number for an order at random; 0 for none of it")
+        raise BadInput(
+            f"{LAG_VARIABLE}={text}", remedy="set 1, or another number for a random order; 0 switches it off"
+        )
     if int(text):
         native.lag(0 if text == "1" else int(text) % (1 << 31))
         _native = native
 
 
 def is_lagging() -> bool:
-    """True if the calls of the device lag."""
+    """Return True if the calls of the device lag."""
     return _native is not None
 
 
 def cuda_functions() -> Dict[str, Callable[..., Any]]:
-    """Functions that replace those of ``torch.cuda``."""
+    """Return functions that replace those of ``torch.cuda``."""
     return {
         "current_stream": lambda device=None: LaggingStream(number=_native.current_stream()),
         "default_stream": lambda device=None: LaggingStream(number=0),

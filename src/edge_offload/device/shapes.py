@@ -1,12 +1,13 @@
-"""Operators whose results the device derives by itself: their sizes, strides, dtype and storage.
+"""Tables of operators whose results' metadata (sizes, strides, dtype, storage) the device infers by itself.
 
-``shapes-<release>.json`` has the operators of a release of torch for which that agreed with a CPU's kernels on samples
-of PyTorch's own tests, in which layouts of their operands, and how it is worked out: by the meta kernel, by a rule, or
-over the numbers among the arguments as well (``native/cpp/rules.h``). ``shapes-<release>-cuda.json`` has those that
-agreed with a GPU's kernels. Both are written by :mod:`edge_offload_research.device.conformance.shapes`.
+``shapes-<release>.json`` lists operators of a torch release for which inferred metadata agreed with the CPU kernels, on
+samples of PyTorch's own tests. It has the layouts of operands in which that holds, and the way to infer: the meta
+kernel, a rule, or the iterator over operands and numbers (``native/cpp/rules.h``). ``shapes-<release>-cuda.json`` lists
+those that agreed with a GPU's kernels. :mod:`edge_offload_research.device.conformance.shapes` writes both.
 
-A release without a table has that of the nearest one, if that is near. Where there is none, the device asks once for
-each form of a call (a call without its sizes) and supposes of others what was right for it (``native/cpp/suppose.h``).
+A release without a table uses that of the nearest release, if that is near. Without any table, the device asks the
+server once for each form of a call (a call without its sizes). It then infers other calls of the form in the way that
+was correct for the first one (``native/cpp/suppose.h``).
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from typing import Any, Dict, List, Mapping
 
 from edge_offload.device import connect
 
-#: How results are worked out.
+#: Ways to infer metadata: keys of a table.
 HOW = ("meta", "rules", "numbers")
-#: Operators that a table has asked of the executor: some sample differed from their meta kernel.
+#: Key of a table: operators that are always requested from the executor: a sample differed from their meta kernel.
 REQUESTED_KEY = "asked"
-#: Minor releases over which a table holds: what has changed since then the executor finds.
+#: Most minor releases between torch and a table; the executor detects operators that have changed since.
 MAX_RELEASES_AWAY = 2
-#: Where the tables lie.
+#: Folder of the tables.
 FOLDER = pathlib.Path(__file__).parent
-#: Layouts of a call's operands: rows; at worst with channels last; dense in another order; with gaps; empty; complex.
+#: Letters of layouts of a call's operands: rows, channels last, dense in another order, gaps, empty, complex.
 LAYOUTS = "rcdgex"
 
 
 def trust_shapes(native: Any, remote: Any) -> None:
-    """Lets the device derive the shapes of results where they will equal those that ``remote`` finds.
+    """Let the device infer the metadata of results where it will equal that of ``remote``.
 
-    It checks: an executor that finds other layouts goes on with its own, one that finds other sizes raises before any
-    result is used, and both are asked from then on. The device
-    also records operators as a GPU's kernels take them where ``remote`` computes on one.
+    The executor compares. It continues with its own strides if they differ. If sizes differ, it raises before any
+    result is used. In both cases the operator is requested from then on. If ``remote`` computes on a GPU, the device
+    also records operators as the GPU's kernels take them.
     """
     facts = remote.facts
     on_gpu = bool(facts.get("name")) and not _on_cpu(facts)
@@ -45,7 +46,7 @@ def trust_shapes(native: Any, remote: Any) -> None:
         native.trust([], [{}, {}, {}])
         native.suppose(False, [])
         return
-    table = sampled_for(facts)
+    table = table_for_device(facts)
     requested = set(table.get(REQUESTED_KEY, ()))
     exact = {} if getattr(remote, "torches", "") else table  # what differs from one torch differs from another, too
     ways = [{name: layouts_of(letters) for name, letters in exact.get(how, {}).items()} for how in HOW]
@@ -53,16 +54,16 @@ def trust_shapes(native: Any, remote: Any) -> None:
     native.trust([name for name in operators_with_exact_shapes() if name not in requested], ways)
 
 
-def sampled_for(facts: Mapping[str, Any]) -> Dict[str, Any]:
-    """Table of shapes for a device with ``facts``; empty if there is none.
+def table_for_device(facts: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the table for a device with ``facts``; empty if there is none.
 
-    A table of a GPU holds for that compute capability alone if it names one: kernels differ between GPUs.
+    A GPU's table that names a compute capability is valid only for it, because kernels differ between GPUs.
     """
     if not facts.get("name"):
         return {}
     if _on_cpu(facts):
-        return sampled_shapes()
-    table = sampled_shapes("-cuda")
+        return load_table()
+    table = load_table("-cuda")
     if table.get("capability") in (None, [facts.get("major"), facts.get("minor")]):
         return table
     return {REQUESTED_KEY: table.get(REQUESTED_KEY, [])}
@@ -75,17 +76,15 @@ def _on_cpu(facts: Mapping[str, Any]) -> bool:
 
 
 def layouts_of(letters: str) -> int:
-    """A set of layouts as the device has it, of its letters in :data:`LAYOUTS`."""
+    """Return a set of layouts as the bits of ``native/cpp/rules.h``, from its letters in :data:`LAYOUTS`."""
     return sum(1 << LAYOUTS.index(letter) for letter in letters)
 
 
-def sampled_shapes(kind: str = "") -> Dict[str, Any]:
-    """The table of this release of torch, or of the nearest at most :data:`MAX_RELEASES_AWAY` away.
-
-    Nothing if there is none.
+def load_table(kind: str = "") -> Dict[str, Any]:
+    """Load the table of this torch release, or of the nearest at most :data:`MAX_RELEASES_AWAY` away; empty: none.
 
     Args:
-        kind: empty for CPUs, ``-cuda`` for GPUs, of which there is one for the very release alone.
+        kind: empty for CPUs; ``-cuda`` for GPUs, whose table has to be of the same release.
     """
     import torch
 
@@ -99,9 +98,9 @@ def sampled_shapes(kind: str = "") -> Dict[str, Any]:
 
 
 def operators_with_exact_shapes() -> List[str]:
-    """Operators whose metadata is worked out here: their meta kernel is generated from the same code as the CPU's.
+    """Return operators whose meta kernel is generated from the same code as the CPU kernel (structured operators).
 
-    Those are the structured ones; meta kernels written in Python are approximations and not among them.
+    Meta kernels in Python are approximations, and not among them.
     """
     import torch
 

@@ -29,7 +29,7 @@ ONE_AFTER_THE_OTHER = {
 
 
 class TicketLock:
-    """Ticket lock of frames: each has a place in their order, and waits for the frames before it. Thread-safe.
+    """Ticket lock of frames: each has a ticket in their order, and waits for the frames before it. Thread-safe.
 
     Args:
         clock: monotonic seconds.
@@ -39,36 +39,36 @@ class TicketLock:
         self._clock = clock
         self._changed = threading.Condition()
         self._next = 0
-        self._open: Dict[int, float] = {}  # place -> since when it is the first; inf while it is not
+        self._open: Dict[int, float] = {}  # ticket -> since when it is the first; inf while it is not
 
     @property
     def busy(self) -> bool:
-        """Tell whether any frame has a place."""
+        """Tell whether any frame has a ticket."""
         return bool(self._open)
 
-    def reserve_place(self) -> int:
-        """Return a place behind all others; :meth:`release_place` gives it up."""
+    def take_ticket(self) -> int:
+        """Return a ticket behind all others; :meth:`release_ticket` gives it up."""
         with self._changed:
-            place, self._next = self._next, self._next + 1
-            self._open[place] = math.inf if self._open else self._clock()
-            return place
+            ticket, self._next = self._next, self._next + 1
+            self._open[ticket] = math.inf if self._open else self._clock()
+            return ticket
 
-    def first_since_s(self, place: int) -> float:
-        """Since when nothing is before ``place`` (on the clock); inf while something is."""
+    def first_since_s(self, ticket: int) -> float:
+        """Since when nothing is before ``ticket`` (on the clock); inf while something is."""
         with self._changed:
-            return self._open.get(place, -math.inf)
+            return self._open.get(ticket, -math.inf)
 
-    def wait_for_place(self, place: int) -> float:
-        """Wait until nothing is before ``place``; returns the seconds that it took."""
+    def wait_for_ticket(self, ticket: int) -> float:
+        """Wait until nothing is before ``ticket``; returns the seconds that it took."""
         started_s = self._clock()
         with self._changed:
-            self._changed.wait_for(lambda: self._open.get(place, 0.0) < math.inf)
+            self._changed.wait_for(lambda: self._open.get(ticket, 0.0) < math.inf)
         return self._clock() - started_s
 
-    def release_place(self, place: int) -> None:
-        """Let the frames behind ``place`` go on. Idempotent."""
+    def release_ticket(self, ticket: int) -> None:
+        """Let the frames behind ``ticket`` go on. Idempotent."""
         with self._changed:
-            if self._open.pop(place, None) is None or not self._open:
+            if self._open.pop(ticket, None) is None or not self._open:
                 return
             first = next(iter(self._open))
             if math.isinf(self._open[first]):
@@ -76,13 +76,13 @@ class TicketLock:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def hold_place(self, place: int) -> Iterator[None]:
-        """Wait until everything before ``place`` is done; give it up at the end."""
+    def hold_ticket(self, ticket: int) -> Iterator[None]:
+        """Wait until everything before ``ticket`` is done; give it up at the end."""
         try:
-            self.wait_for_place(place)
+            self.wait_for_ticket(ticket)
             yield
         finally:
-            self.release_place(place)
+            self.release_ticket(ticket)
 
 
 class FramesInFlight(TicketLock):
@@ -147,17 +147,17 @@ class FramesInFlight(TicketLock):
         with self._lock:
             return max(self._way_s.get(mode, math.nan), self._robot_s.get(mode, math.nan))
 
-    def mark_started(self, place: int, until_s: float) -> None:
-        """Record that the result of ``place`` is expected at ``until_s`` (seconds); -inf: the robot computes it."""
+    def mark_started(self, ticket: int, until_s: float) -> None:
+        """Record that the result of ``ticket`` is expected at ``until_s`` (seconds); -inf: the robot computes it."""
         with self._lock:
-            if place in self._open:
-                self._until_s[place] = until_s
+            if ticket in self._open:
+                self._until_s[ticket] = until_s
 
-    def release_place(self, place: int) -> None:
-        """Let the frames behind ``place`` go on: its result is there, or there will be none."""
-        super().release_place(place)
+    def release_ticket(self, ticket: int) -> None:
+        """Let the frames behind ``ticket`` go on: its result is there, or there will be none."""
+        super().release_ticket(ticket)
         with self._lock:
-            self._until_s.pop(place, None)
+            self._until_s.pop(ticket, None)
 
     def frame_wait_s(self, now: float, mode: Mode, taken_s: List[float]) -> float:
         """Return the seconds until one more frame is taken up; inf: when one has ended.

@@ -106,7 +106,7 @@ class _Agreement:
     made: bool = False
     requested: bool = False
     retry_at_s: float = -math.inf
-    reason: str = "no promise has been asked for yet"
+    reason: str = "no promise has been requested yet"
     note: str = ""
 
 
@@ -145,10 +145,12 @@ class PromisePolicy:
         self._agreement = _Agreement()
         self.missed = self.followed = self.outdated = 0
 
-    # ------------------------------------------------------------------ the promise
+    # requests and their answers
 
     def make_request(self, now: float, handle: int) -> Optional[PromiseRequest]:
-        """Return the request to send now; None: none is due. Report the response to :meth:`admitted` or :meth:`ended`.
+        """Return the request to send now; None: none is due.
+
+        Report the response to :meth:`record_admission` or :meth:`end_promise`.
 
         Args:
             now: the time.
@@ -156,7 +158,7 @@ class PromisePolicy:
         """
         interval_s = self._clock.measure_interval()
         if self._agreement.made and abs(interval_s / self._clock.interval_s - 1) > NOTABLE:
-            self.ended(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", retry_s=0.0)
+            self.end_promise(now, f"the camera's pace has changed to {1 / interval_s:.1f} Hz", retry_s=0.0)
         due = not self._agreement.made and not self._agreement.requested and now >= self._agreement.retry_at_s
         low, high = INTERVAL_RANGE_S
         if not due or not low <= interval_s <= high:
@@ -167,27 +169,27 @@ class PromisePolicy:
         self._schedule_number = -1
         return PromiseRequest(handle, self.bound, interval_s, self.batched, 0, age, *self._estimates(now))
 
-    def admitted(self, now: float, note: str = "") -> None:
+    def record_admission(self, now: float, note: str = "") -> None:
         """Record that the server has made the promise; ``note``: why its batches are not larger."""
         self._agreement, self._followed_s = _Agreement(made=True, note=note), now
 
-    def ended(self, now: float, why: str, retry_s: float = RECENT_S) -> None:
+    def end_promise(self, now: float, why: str, retry_s: float = RECENT_S) -> None:
         """Drop the promise: it was refused or withdrawn, or the connection broke. Retry after ``retry_s`` seconds."""
         self._agreement = _Agreement(retry_at_s=now + retry_s, reason=why)
         self._slots.clear()
 
-    # ------------------------------------------------------------------ slots
+    # slots of the server's schedule
 
-    def follow_turns(self, now: float, turns: SlotSchedule) -> None:
+    def follow_schedule(self, now: float, schedule: SlotSchedule) -> None:
         """Take the slots of a received schedule. Ignore an older schedule, and slots far from the present."""
-        if not self._agreement.made or turns.number <= self._schedule_number:
+        if not self._agreement.made or schedule.number <= self._schedule_number:
             self.outdated += self._agreement.made
             return
         frame_now = self._clock.number_of(now)
         # frame numbers further away rest on another base
-        near = [frame for frame, _ in turns.slots if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
-        self.outdated += len(near) < len(turns.slots)
-        self._schedule_number, self._followed_s = turns.number, now
+        near = [frame for frame, _ in schedule.slots if abs(frame - frame_now) * self._clock.interval_s <= GIVE_UP_S]
+        self.outdated += len(near) < len(schedule.slots)
+        self._schedule_number, self._followed_s = schedule.number, now
         newest = next(reversed(self._sent.values()), -math.inf) if self._sent else -math.inf
         self._slots = deque(frame for frame in near if frame > newest)
 
@@ -196,10 +198,10 @@ class PromisePolicy:
         if not self._agreement.made:
             return self._agreement.reason
         if now - self._followed_s > REPEAT_S:
-            return f"the server has told no turns for {now - self._followed_s:.1f} s"
+            return f"the server has sent no slots for {now - self._followed_s:.1f} s"
         return ""
 
-    def wants(self, now: float, captured: float) -> bool:
+    def wants_frame(self, now: float, captured: float) -> bool:
         """Return True if the frame captured at ``captured`` is to be sent. Call it once per frame, in order."""
         self._clock.note_capture(captured)
         if self.fallback_reason(now):
@@ -217,12 +219,12 @@ class PromisePolicy:
             self._sent.popitem(last=False)
         return True
 
-    def report(self, now: float, captured: float) -> Optional[PromiseReport]:
+    def report_frame(self, now: float, captured: float) -> Optional[PromiseReport]:
         """Return the report to send with the frame captured at ``captured``; None: it has no slot."""
         frame = self._sent.get(captured)
         return None if frame is None else PromiseReport(frame, *self._estimates(now))
 
-    # ------------------------------------------------------------------ measurements and decisions
+    # measurements and decisions
 
     def add_travel_times(self, up_s: float, down_s: float) -> None:
         """Record travel times (s): a frame's from capture to arrival, and its result's from the response to its use."""
@@ -234,7 +236,7 @@ class PromisePolicy:
             self._drops.add_comparison(now, stale_s, drop)
 
     def decide(self, situation: Situation) -> Decision:
-        """See :class:`~edge_offload.manager.policy.Policy`: frames that are sent at all go to the server."""
+        """Implement :class:`~edge_offload.manager.policy.Policy`: frames that are sent at all go to the server."""
         server = situation.forecasts.get(Mode.SERVER)
         why = "this robot has no server" if server is None else server.unavailable_reason
         if why:

@@ -31,7 +31,7 @@ CHANGE = 0.5
 #: Mean seconds until a mode that does not run changes unseen (tests/manager/test_explore.py).
 CHANGE_S = 600.0
 #: Seconds after which a mode is prepared although the one before it is not ready.
-IN_TURN_S = CHANGE_S / ENOUGH
+PREPARATION_WAIT_S = CHANGE_S / ENOUGH
 #: Standard deviation by which the level that all remote modes share drifts in one second
 #: (``bench adaptive``; tests/manager/test_close_choices.py).
 SHARED_DRIFT = 0.03

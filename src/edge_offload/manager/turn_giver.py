@@ -1,6 +1,6 @@
-"""Gives the turns: keeps what tasks say of themselves, and goes on when a turn is not taken or never ends.
+"""Gives turns to the networks of a robot by their latest reports; a turn that is not taken or never ends expires.
 
-Pure: time comes in as an argument (monotonic seconds), who has the turn goes out.
+Pure: times are arguments, monotonic seconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rules:
 
 @dataclass
 class _TaskState:
-    """A task's latest report, and the turns for which it is passed over after unused ones."""
+    """Latest report of a task, and the number of turns for which it is skipped after unused ones."""
 
     task: str
     latency_s: float
@@ -50,8 +50,8 @@ class _TaskState:
     vain: int = 0
     skip: int = 0
 
-    def in_vain(self, most: int) -> None:
-        """Pass it over after a turn that it did not take or end, twice as long every time."""
+    def skip_turns(self, most: int) -> None:
+        """Skip it after a turn that it did not take or end, for twice as many turns every time, at most ``most``."""
         self.vain = self.skip = min(max(1, 2 * self.vain), most)
 
 
@@ -81,7 +81,10 @@ class _Given:
 
 
 class TurnGiver:
-    """One per robot; one thread at a time. Nodes are known by their names: tasks may be called alike by mistake."""
+    """Giver of turns of one robot. Use it from one thread at a time.
+
+    Nodes are identified by their names, because two tasks may have the same name by mistake.
+    """
 
     def __init__(self, rules: Optional[Rules] = None) -> None:
         self.rules = rules or Rules()
@@ -89,22 +92,22 @@ class TurnGiver:
         self._open: List[_Given] = []
         self._run: Tuple[str, int] = ("", 0)
         self._number = 0
-        #: Turns that were not taken, and that never ended.
+        #: Numbers of turns that were not taken, and that were taken and never ended.
         self.not_taken = self.never_ended = 0
 
     @property
     def tasks(self) -> Dict[str, float]:
-        """Nodes that take turns, and the latency of each (seconds)."""
+        """Return the nodes that take turns, and the latency of each (seconds)."""
         return {node: state.latency_s for node, state in self._states.items()}
 
     @property
-    def alike(self) -> List[str]:
-        """Names of tasks that several nodes use."""
+    def shared_tasks(self) -> List[str]:
+        """Return the names of tasks that several nodes use."""
         names = [state.task for state in self._states.values()]
         return sorted({name for name in names if names.count(name) > 1})
 
-    def report(self, now: float, node: str, task: str, latency_s: float, interval_s: float = math.nan) -> None:
-        """A node offloads frames of its task, and a result should take so long.
+    def report_task(self, now: float, node: str, task: str, latency_s: float, interval_s: float = math.nan) -> None:
+        """Record that a node offloads frames of its task, with the expected latency of a result; NaN: unknown.
 
         Raises:
             BadInput: too many nodes.
@@ -120,21 +123,21 @@ class TurnGiver:
         if math.isfinite(interval_s) and interval_s > 0:
             state.interval_s = _bounded(interval_s)
 
-    def drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
-        """Update what a node's results lose with staleness; ignored from one that takes no turns."""
+    def update_drops(self, now: float, node: str, curve: DropCurve, interval_s: float = math.nan) -> None:
+        """Update the accuracy that a node's results lose with staleness; ignored if it takes no turns."""
         state = self._states.get(node)
         if state is not None:
             state.curve, state.reported_s = curve, now
             if math.isfinite(interval_s) and interval_s > 0:
                 state.interval_s = _bounded(interval_s)
 
-    def leaves(self, node: str) -> None:
-        """A node offloads nothing any more, for now; what is under way is waited for."""
+    def remove_node(self, node: str) -> None:
+        """Remove a node that has stopped offloading; its frames in flight are waited for."""
         self._states.pop(node, None)
         self._open = [given for given in self._open if given.turn.node != node or not math.isnan(given.taken_s)]
 
-    def taken(self, now: float, number: int, node: str) -> None:
-        """A frame goes; ``number`` 0: without a turn, since no manager was heard of."""
+    def record_taken(self, now: float, number: int, node: str) -> None:
+        """Record that a node sent a frame; ``number`` 0: without a turn, because it had no manager."""
         if not number:
             self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (0, node)]
             self._open = [*self._open[-8:], _Given(Turn(0, node, "", 0.0, ""), now, now)]
@@ -144,11 +147,11 @@ class TurnGiver:
                 state = self._states.get(node)
                 if state is not None:
                     state.reported_s, state.vain = now, 0
-                # only what was really taken counts as a row
+                # only turns that were taken count towards max_run
                 self._run = (node, self._run[1] + 1 if self._run[0] == node else 1)
 
-    def ended(self, now: float, number: int, node: str, stale_s: float) -> None:
-        """End a turn whose result is there, ``stale_s`` after the frame; nan: there is none."""
+    def record_ended(self, now: float, number: int, node: str, stale_s: float) -> None:
+        """End a turn: its result came ``stale_s`` seconds after the frame; NaN: there is none."""
         state = self._states.get(node)
         if state is not None:
             state.reported_s = now
@@ -157,7 +160,7 @@ class TurnGiver:
         self._open = [given for given in self._open if (given.turn.number, given.turn.node) != (number, node)]
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until :meth:`give` may have another answer; inf: no node takes turns."""
+        """Return the seconds until :meth:`give_turn` may give another turn; inf: no node takes turns."""
         ends = [self._ends(given) - now for given in self._open]
         if len(self._open) < self.rules.in_flight and self._states:
             return 0.0
@@ -170,10 +173,10 @@ class TurnGiver:
         latency_s = state.latency_s if state is not None else 0.0
         return given.taken_s + latency_s + RECENT_S
 
-    def give(self, now: float) -> Optional[Turn]:
-        """The next turn, if one is due."""
+    def give_turn(self, now: float) -> Optional[Turn]:
+        """Return the next turn; None: none is due."""
         for node in [node for node, state in self._states.items() if now - state.reported_s > RECENT_S]:
-            self.leaves(node)
+            self.remove_node(node)
         for given in [given for given in self._open if now >= self._ends(given)]:
             self._open.remove(given)
             state = self._states.get(given.turn.node)
@@ -182,7 +185,7 @@ class TurnGiver:
             else:
                 self.never_ended += 1
             if state is not None:
-                state.in_vain(self.rules.most_tasks)
+                state.skip_turns(self.rules.most_tasks)
         if not self._states or len(self._open) >= self.rules.in_flight:
             return None
         least = min(state.skip for state in self._states.values())
@@ -206,7 +209,7 @@ class TurnGiver:
         return choose(tasks, self.rules.max_run, self._run), f"most is gained: {reasons}"
 
     def _task(self, now: float, node: str, state: _TaskState) -> Task:
-        # a frame that is under way is as good as seen: with several in flight nobody offloads twice at once
+        # a frame in flight counts as seen: otherwise a node would get two of several turns at once
         seen_s = max([state.seen_s, *(given.given_s for given in self._open if given.turn.node == node)])
         weight = float(self.rules.weights.get(state.task, 1.0))
         curve = state.curve

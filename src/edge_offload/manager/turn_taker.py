@@ -1,7 +1,7 @@
 """Decides when one node may send a frame to the server: when the manager gives it a turn, or by the clock.
 
-Without a manager, time is divided into slots of equal length. They belong to the robot's nodes in turn, ordered by
-name. All nodes compute the same slots from the robot's clock. A node also waits until the frames of other nodes, as
+Without a manager, turns of equal length follow each other by the clock. They go round the robot's nodes, ordered by
+name. All nodes compute the same turns from the robot's clock. A node also waits until the frames of other nodes, as
 far as it receives their messages, have ended. Pure: times come in as arguments.
 """
 
@@ -16,7 +16,7 @@ from edge_offload.manager.tuning import RECENT_S, REPEAT_S, SILENCE_S
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to send one frame; ``number``: number of the manager's turn, 0 for a slot of the clock."""
+    """The right to send one frame; ``number``: number of the manager's turn, 0 for a turn by the clock."""
 
     number: int
 
@@ -44,7 +44,7 @@ class TurnTaker:
         #: Other nodes with a frame in flight: the time until which it is waited for.
         self._busy_until_s: Dict[str, float] = {}
         self._at_once = 1
-        self._slot_taken: Optional[int] = None
+        self._used_clock_turn: Optional[int] = None
         self.clock_reason = ""
 
     def record_turn(
@@ -92,25 +92,28 @@ class TurnTaker:
             return silence_s if not self._has_turn else 0.0 if len(busy_s) < self._at_once else busy_s[0]
         if busy_s:
             return busy_s[-1]
-        slot, remaining_s = self._slot(clock_s)
-        return 0.0 if slot is None or (remaining_s <= 0 and slot != self._slot_taken) else max(remaining_s, 0.02)
+        turn, remaining_s = self._clock_turn(clock_s)
+        return 0.0 if turn is None or (remaining_s <= 0 and turn != self._used_clock_turn) else max(remaining_s, 0.02)
 
-    def _slot(self, clock_s: float) -> Tuple[Optional[int], float]:
-        """Return the present slot's number (None: no other node), and the seconds until a slot of this node."""
+    def _clock_turn(self, clock_s: float) -> Tuple[Optional[int], float]:
+        """Return the number of the present turn by the clock, and the seconds until this node's next one.
+
+        The number is None where there is no other node.
+        """
         names = sorted(self._latencies_s)
         if len(names) == 1:
             return None, 0.0
         length_s = max(self._latencies_s.values()) + SILENCE_S
-        slot = math.floor(clock_s / length_s)
-        slots_ahead = (names.index(self._node) - slot) % len(names)
-        return slot, (slot + slots_ahead) * length_s - clock_s if slots_ahead else 0.0
+        turn = math.floor(clock_s / length_s)
+        turns_ahead = (names.index(self._node) - turn) % len(names)
+        return turn, (turn + turns_ahead) * length_s - clock_s if turns_ahead else 0.0
 
     def claim_turn(self, now: float, clock_s: float) -> Optional[Claim]:
         """Claim the right to send a frame now; None: it has to wait."""
         if self.wait_s(now, clock_s) > 0:
             return None
         if self.clock_reason:
-            self._slot_taken = self._slot(clock_s)[0]
+            self._used_clock_turn = self._clock_turn(clock_s)[0]
             return Claim(0)
         self._has_turn = False
         return Claim(self._turn[0])

@@ -1,4 +1,4 @@
-"""Frames of videos and made-up ones; the sample video: vtest.avi of Debian's opencv-doc, seen by a static camera."""
+"""Frames of videos and synthetic ones; the sample video: vtest.avi of Debian's opencv-doc, seen by a static camera."""
 
 from __future__ import annotations
 

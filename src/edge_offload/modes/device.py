@@ -78,7 +78,7 @@ class DeviceModule:
         self._lock = threading.Lock()
 
     def unavailable_reason(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         self._latest = specs, inputs
         reason = self._handles_of(mode).unavailable_reason(
@@ -94,7 +94,7 @@ class DeviceModule:
         return reason
 
     def run(self, mode: Mode, inputs: Sequence[torch.Tensor], budget: Budget) -> Attempt:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         with self._lock:
             if self._copy is None or self._making.locked():
                 raise LinkLost("the virtual device is not ready")
@@ -211,11 +211,11 @@ class DeviceRunner(Runner):
         self._module = module
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.unavailable_reason(self.mode, inputs)
 
     def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.run(self.mode, inputs, budget)
 
     def state(self) -> str:

@@ -54,7 +54,10 @@ class LocalRunner(Runner):
         budget: Optional[Budget] = None,
         cancelled: Optional[threading.Event] = None,
     ) -> Attempt:
-        """Run one inference; exceptions of the model are passed on. ``cancelled``: its result is not needed."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`; exceptions of the model are passed on.
+
+        ``cancelled``: set when the result is not needed any more.
+        """
         started_s = time.monotonic()
         execution = self.executor.run_module(inputs)
         if self.slowdown > 1.0:

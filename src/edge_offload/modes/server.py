@@ -203,7 +203,7 @@ class ServerRunner(Runner):
         self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
 
     def follow(self, follower: Follower) -> None:
-        """Ask in the server's turns, as ``follower`` says, from now on."""
+        """Send frames in the server's slots, as ``follower`` says, from now on."""
         self._follower = follower
 
     def handle(self, specs: Specs) -> Optional[int]:
@@ -215,7 +215,7 @@ class ServerRunner(Runner):
         self._handles.link_changed(state)
 
     def unavailable_reason(self, inputs: Sequence[torch.Tensor]) -> Optional[str]:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         reason = self._handles.unavailable_reason(specs, lambda: functools.partial(self._open, specs))
         if reason is None and self._exact:
@@ -223,7 +223,7 @@ class ServerRunner(Runner):
         return reason
 
     def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
-        """See :class:`~edge_offload.modes.runner.Runner`."""
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
         specs = specs_of(inputs)
         handle = self._handles.get_handle(specs)
         if handle is None:

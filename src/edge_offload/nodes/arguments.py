@@ -1,13 +1,13 @@
-"""checks what a launch file is called with before anything is started, so that a slip costs one line and not a run.
+"""checks the arguments of a launch file before any node starts, so that a typing error costs one line and not a run.
 
-roslaunch runs it while it reads the file, in the caller's folder; it looks at what roslaunch itself was called with:
+roslaunch runs it while it reads the file, in the caller's folder. It reads the command line of roslaunch itself:
 
   <param name="edge_offload/arguments" command="$(optenv EDGE_OFFLOAD_PYTHON python3) -m edge_offload.nodes.arguments"/>
 
-An argument has the same meaning in every launch file, so that its name says what may be given. Files are opened where
-this Python has what that takes; what only a node can know (whether a model exists) the node says when it starts.
-A name that the launch file does not have is told with the nearest one, as are ports and nodes in use.
-Nothing but the standard library is needed: it must run under whatever Python roslaunch has, and at once.
+An argument has the same meaning in every launch file, so its name decides which values are valid. Files are opened if
+the libraries they need are installed. The nodes check the rest at their start, such as a missing model. An unknown
+argument is reported with the nearest valid name; ports and nodes in use are reported, too. It needs only the standard
+library, because it runs under roslaunch's Python, and must be quick.
 """
 
 from __future__ import annotations

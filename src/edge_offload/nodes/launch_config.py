@@ -1,4 +1,4 @@
-"""The YAML file that ``config:=`` names: parameters of the nodes of a launch, ``node: {parameter: value}``."""
+"""Parameters of nodes from the YAML file that ``config:=`` names: ``node: {parameter: value}``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a launch file that is about to be read would stumble over: argument names, ports, nodes, RViz.
+"""Checks of a launch file before roslaunch reads it: argument names, ports, nodes, RViz.
 
-Only the standard library is used, and names of modes: see :mod:`edge_offload.nodes.arguments`, which runs it.
+Uses only the standard library and the names of modes, because :mod:`edge_offload.nodes.arguments` runs it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from edge_offload.errors import ProtocolError
 
-TURNS, ENDED = "turns", "promise_ended"
+SCHEDULE, ENDED = "turns", "promise_ended"
 #: Smallest bound (a share of an accuracy of 0 to 1) and greatest slope (loss of accuracy per frame of staleness).
 LEAST_BOUND, MOST_SLOPE = 1e-4, 1.0
 #: Range of the seconds between two frames of a camera, and most seconds of one way over the link.
@@ -23,7 +23,7 @@ SETTLE_S = 0.08
 #: Frame numbers are smaller than this, of either sign: a double holds them exactly.
 MOST_FRAME = 1 << 53
 #: Most slots in one notification.
-MOST_TURNS = 2048
+MOST_SLOTS = 2048
 
 
 class _Map:
@@ -125,7 +125,7 @@ class SlotSchedule:
 
     def to_wire(self) -> Dict[str, Any]:
         """Return the wire format, in which slots are called turns."""
-        return {"number": self.number, "turns": [[frame, begin] for frame, begin in self.slots[:MOST_TURNS]]}
+        return {"number": self.number, "turns": [[frame, begin] for frame, begin in self.slots[:MOST_SLOTS]]}
 
     @classmethod
     def parse(cls, raw: object) -> SlotSchedule:
@@ -136,18 +136,18 @@ class SlotSchedule:
         """
         facts = _as_map(raw, "turns")
         received = facts.get("turns")
-        if not isinstance(received, list) or len(received) > MOST_TURNS:
-            raise ProtocolError(f"turns are a list of at most {MOST_TURNS}")
-        turns: List[Tuple[int, float]] = []
+        if not isinstance(received, list) or len(received) > MOST_SLOTS:
+            raise ProtocolError(f"turns are a list of at most {MOST_SLOTS}")
+        slots: List[Tuple[int, float]] = []
         for item in received:
             if not isinstance(item, list) or len(item) != 2:
                 raise ProtocolError("a turn is a frame and a time")
-            turn = {"frame": item[0], "begin": item[1]}
-            frame, begin = read_integer(turn, "frame"), read_number(turn, "begin", -60.0, 60.0)
-            if turns and (frame <= turns[-1][0] or begin < turns[-1][1]):
+            slot = {"frame": item[0], "begin": item[1]}
+            frame, begin = read_integer(slot, "frame"), read_number(slot, "begin", -60.0, 60.0)
+            if slots and (frame <= slots[-1][0] or begin < slots[-1][1]):
                 raise ProtocolError("the frames of turns rise, and so do their times")
-            turns.append((frame, begin))
-        return cls(read_integer(facts, "number"), tuple(turns))
+            slots.append((frame, begin))
+        return cls(read_integer(facts, "number"), tuple(slots))
 
 
 def read_text(raw: object, key: str = "reason") -> str:

@@ -76,8 +76,8 @@ class Definitions:
             self.define_segment(plan.node.segment, message)
         if plan.sent is not self._session:
             plan.sent = self._session
-            message.nodes.append((plan.slot, plan.node))
-        return plan.slot
+            message.nodes.append((plan.definition_number, plan.node))
+        return plan.definition_number
 
     def step_numbers(self, branches: Branches, message: DeviceMessage) -> Optional[List[Tuple[int, List[Edge]]]]:
         """The steps of a trace graph along ``branches``; None if they are those of the one before."""

@@ -1,4 +1,4 @@
-"""Having segments run by the session: their definitions, uploads and freed storages travel with them."""
+"""Runs segments in the session; sends their definitions, uploads and freed storages with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_offload.replay.flushed import ASYNC, DYNAMIC, INFER, READ
 from edge_offload.replay.recovery.session import SessionRecovery
 from edge_offload.replay.signatures import SegmentInvocation
 
-#: Sends a message with more than its steps in it; None: it did not, and the message is to be sent as it is.
+#: Adds a speculation to a message and sends it; None: it did not send, and the message is to be sent as it is.
 Sender = Callable[[DeviceMessage], Optional[PendingAnswer]]
 
 
@@ -22,13 +22,13 @@ class SegmentDispatcher:
     """Runs segments in the session, in the order in which the program issued them.
 
     Args:
-        native: the extension module (its entries and segments are read when they are first used).
-        remote: where segments run.
+        native: the extension module, from which entries and segments are read on first use.
+        remote: session in which segments run.
         timeout_s: longest wait for one answer (seconds).
 
     Attributes:
-        generation: how often the device has forgotten its calls and segments.
-        next_storage: number of the first storage that the device has not named yet.
+        generation: number of times that the device has emptied its caches of calls and segments.
+        next_storage: number of the first storage that the device has not used yet.
     """
 
     def __init__(self, native: Any, remote: Remote, timeout_s: float) -> None:
@@ -41,22 +41,22 @@ class SegmentDispatcher:
         self.next_storage = 0
 
     def restart(self, remote: Remote) -> None:
-        """Go on with another session, which knows nothing: using a tensor from before raises LinkLost."""
+        """Continue with a new, empty session; using an earlier tensor raises LinkLost."""
         self.exchange.restart(remote)
         self.definitions.reset()
         self.has_read = False
         self.recovery = SessionRecovery(self.next_storage, enabled=remote.renewable)
 
     def run(self, invocations: Sequence[SegmentInvocation], send: Optional[Sender] = None) -> StepOutcome:
-        """The outcome of the last of the segments.
+        """Run segments, and return the outcome of the last one.
 
         Args:
-            invocations: of segments that have not been run.
-            send: sends the message that has them run.
+            invocations: segments that have not been run, in order.
+            send: sends the message; by default the exchange does.
 
         Raises:
             LinkLost: the connection is lost, or a storage that is used was lost with an earlier one.
-            EdgeOffloadError: what stopped a segment.
+            EdgeOffloadError: a segment failed.
         """
         message, fresh = DeviceMessage(), False
         for invocation in invocations:
@@ -69,7 +69,7 @@ class SegmentDispatcher:
         reason = invocations[-1].reason
         future = send(message) if send is not None else None
         if future is None:
-            # a program that starts uploads its weights: before it reads anything, or so much that it cannot wait
+            # at its start a program uploads weights: before its first read, or in messages that do not wait
             future = self.exchange.submit_message(message, retain=fresh or reason == ASYNC or not self.has_read)
         self.has_read = self.has_read or reason == READ
         if reason == ASYNC:

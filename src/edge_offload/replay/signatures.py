@@ -220,7 +220,7 @@ class SignatureTable:
 
     def definition_of(self, segment: int) -> Definition:
         """Return the definition of a segment, read from the device."""
-        codes = unpack_codes(self.native.words(segment))
+        codes = unpack_codes(self.native.segment_code(segment))
         return Definition(codes, tuple([call for call, _ in calls_in(codes, self.call_of)]))
 
     def beginning_of(self, invocation: SegmentInvocation) -> Tuple[List[TableCall], Tuple[Tuple[int, ...], ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -162,7 +163,7 @@ class OffloadedModule:
         deadline_s: Optional[float] = None,
         meta: Optional[Mapping[str, Any]] = None,
         refresh: bool = False,
-        place: Optional[int] = None,
+        ticket: Optional[int] = None,
     ) -> Tuple[Tuple[torch.Tensor, ...], InferenceReport]:
         """Run one inference, in ``mode`` or locally; it has exactly one result.
 
@@ -173,7 +174,7 @@ class OffloadedModule:
                 computation before it; the local computation itself is never cut short.
             meta: facts on the frame (stamp, sequence number, letterbox) for viewers on the server.
             refresh: the call may explore another candidate, instead of ``mode`` or beside a local computation.
-            place: of the call in :attr:`frames`, given up at its end; None: after all calls that are under way.
+            ticket: the call's ticket of :attr:`frames`, released at its end; None: behind all calls in flight.
 
         Returns:
             The outputs in the module's order, on the CPU, and what they cost. ``report.mode`` is the mode that ran,
@@ -184,17 +185,17 @@ class OffloadedModule:
             Exception: what the module itself raises when the robot runs it.
         """
         started_s = time.monotonic()
-        place = self.frames.reserve_place() if place is None else place
+        ticket = self.frames.take_ticket() if ticket is None else ticket
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait_for_place(place), None
+            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait_for_ticket(ticket), None
             if refresh and self._settings.hedging:
                 mode, probe = self.costs.choose_probe(mode, canonical)
-                waited_s += 0.0 if mode in TOGETHER else self.frames.wait_for_place(place)
+                waited_s += 0.0 if mode in TOGETHER else self.frames.wait_for_ticket(ticket)
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
-            mode, outcome, reason = self._run_mode(canonical, mode, probe, remaining_s, meta or {}, refresh, place)
+            mode, outcome, reason = self._run_mode(canonical, mode, probe, remaining_s, meta or {}, refresh, ticket)
         finally:
-            self.frames.release_place(place)
+            self.frames.release_ticket(ticket)
         report = self.costs.report_outcome(
             replace(outcome, waited_s=waited_s), mode, reason, time.monotonic() - started_s
         )
@@ -202,22 +203,27 @@ class OffloadedModule:
             report_result(self._client, self.name, outcome.attempt.outputs, report, meta)
         return outcome.attempt.outputs, report
 
-    run = run_inference
+    def run(self, *inputs_and_mode: Any, place: Optional[int] = None, **options: Any) -> Any:
+        """Deprecated name of :meth:`run_inference`, whose ``ticket`` was named ``place``."""
+        warnings.warn("OffloadedModule.run is now run_inference", DeprecationWarning, stacklevel=2)
+        if place is not None:
+            options["ticket"] = place
+        return self.run_inference(*inputs_and_mode, **options)
 
     def _run_mode(
         self, inputs: Sequence[torch.Tensor], mode: Mode, probe: Optional[Mode], deadline_s: Optional[float],
-        meta: Mapping[str, Any], refresh: bool, place: int,
+        meta: Mapping[str, Any], refresh: bool, ticket: int,
     ) -> Tuple[Mode, Outcome, str]:  # fmt: skip
         """Return the mode that was requested in the end, its outcome, and the reason for a fallback (empty: none)."""
         if probe is not None:
-            return probe, self._run_remotely(probe, inputs, deadline_s, meta, place, probe=True), ""
+            return probe, self._run_remotely(probe, inputs, deadline_s, meta, ticket, probe=True), ""
         reason = ""
         if mode is not Mode.LOCAL:
             reason = self.costs.find_obstacle(mode, inputs) or ""
             if not reason:
-                outcome = self._run_remotely(mode, inputs, deadline_s, meta, place, watched=refresh)
+                outcome = self._run_remotely(mode, inputs, deadline_s, meta, ticket, watched=refresh)
                 return mode, outcome, outcome.reason and f"{mode}: {outcome.reason}"
-        self.frames.mark_started(place, -math.inf)
+        self.frames.mark_started(ticket, -math.inf)
         local = self.runners.local
         joins = mode is Mode.LOCAL and refresh and self._settings.hedging and len(self.runners.by_mode) > 1
         if joins and local.expected_s() > JOIN_EVERY_S:
@@ -232,7 +238,7 @@ class OffloadedModule:
 
     def _run_remotely(
         self, mode: Mode, inputs: Sequence[torch.Tensor], deadline_s: Optional[float], meta: Mapping[str, Any],
-        place: int, probe: bool = False, watched: bool = False,
+        ticket: int, probe: bool = False, watched: bool = False,
     ) -> Outcome:  # fmt: skip
         """Run in ``mode``, or locally after a failure; a late result races with a local computation.
 
@@ -242,15 +248,15 @@ class OffloadedModule:
         runner = self.runners.by_mode[mode]
 
         def run_locally(cancelled: threading.Event) -> Attempt:
-            self.frames.mark_started(place, -math.inf)
+            self.frames.mark_started(ticket, -math.inf)
             return self.runners.local.attempt_inference(inputs, cancelled=cancelled)
 
         if not probe and runner.has_plans and runner.stays_local(inputs):
-            self.frames.mark_started(place, -math.inf)
+            self.frames.mark_started(ticket, -math.inf)
             budget = self._lateness.limit_attempt(mode, self.runners.local.expected_s(), deadline_s)
             return self._hedge.run_inline(lambda: runner.attempt_inference(inputs, meta, budget), run_locally)
-        limits = self._limit_attempt(mode, deadline_s, place, probe, watched)
-        self.frames.mark_started(place, -math.inf if probe else limits.doubtful_at)
+        limits = self._limit_attempt(mode, deadline_s, ticket, probe, watched)
+        self.frames.mark_started(ticket, -math.inf if probe else limits.doubtful_at)
         with limits:
             outcome = self._hedge.race_attempts(
                 lambda: self._run_attempt(mode, inputs, meta, limits),
@@ -259,11 +265,11 @@ class OffloadedModule:
                 lambda seconds, attempt: self.costs.learn_late_result(mode, seconds, attempt),
             )
         if not probe and outcome.hedged and not outcome.remote:
-            self.costs.raise_forecast(mode, max(limits.started_s, self.frames.first_since_s(place)))
+            self.costs.raise_forecast(mode, max(limits.started_s, self.frames.first_since_s(ticket)))
         return outcome
 
     def _limit_attempt(
-        self, mode: Mode, deadline_s: Optional[float] = None, place: int = -1, probe: bool = False,
+        self, mode: Mode, deadline_s: Optional[float] = None, ticket: int = -1, probe: bool = False,
         watched: bool = False,
     ) -> FrameLateness:  # fmt: skip
         """Return the time limits of a remote attempt that begins now; arguments as for :meth:`_run_remotely`."""
@@ -274,7 +280,7 @@ class OffloadedModule:
             """Return since when this is the first frame, and the longest part of a frame (seconds)."""
             # while an attempt that lost its race is still out, no frame waits for the one before it
             lost = self._hedge.find_overdue_attempt() is not None
-            return (now if lost else self.frames.first_since_s(place)), self.frames.part_s(mode)
+            return (now if lost else self.frames.first_since_s(ticket)), self.frames.part_s(mode)
 
         if probe:
             return self._lateness.limit_probe(forecast, local_s, now)

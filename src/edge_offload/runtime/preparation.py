@@ -6,7 +6,7 @@ import time
 from typing import Mapping, Set
 
 from edge_offload.manager.forecast import Forecaster
-from edge_offload.manager.tuning import ENOUGH, IN_TURN_S
+from edge_offload.manager.tuning import ENOUGH, PREPARATION_WAIT_S
 from edge_offload.mode import BRIDGE, BRIDGED, Mode
 
 #: Modes that take long to prepare. They are not prepared while the user has set a mode by name.
@@ -38,11 +38,11 @@ class Preparation:
         if not self._bridges or mode in self._started:
             return ""
         since_s = time.monotonic() - self._created_s
-        if self._forecaster.frames(BRIDGE) < ENOUGH and since_s < IN_TURN_S:
+        if self._forecaster.frames(BRIDGE) < ENOUGH and since_s < PREPARATION_WAIT_S:
             return "it is prepared when frames run"
         # one at a time: a mode that is measured while another one is learnt looks slower than it is
         replay_measured = not others.get(BRIDGED) and self._forecaster.frames(BRIDGED) > 1
-        if mode is Mode.SPLIT and not replay_measured and since_s < IN_TURN_S:
+        if mode is Mode.SPLIT and not replay_measured and since_s < PREPARATION_WAIT_S:
             return f"it is prepared after {BRIDGED}"
         self._started.add(mode)
         return ""

@@ -13,11 +13,11 @@ from edge_offload.link.estimate.estimator import Transfer
 from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import LinkState
 from edge_offload.manager.promise import PromisePolicy
-from edge_offload.manager.tuning import IN_TURN_S
-from edge_offload.protocol.promises import ENDED, TURNS, SlotSchedule, read_text
+from edge_offload.manager.tuning import PREPARATION_WAIT_S
+from edge_offload.protocol.promises import ENDED, SCHEDULE, SlotSchedule, read_text
 
 #: Seconds that a server may take to answer: it may have to measure batches first.
-ANSWER_S = 2 * IN_TURN_S
+ANSWER_S = 2 * PREPARATION_WAIT_S
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +43,7 @@ class Promise:
         self._lock = threading.Lock()
         self._pending: Optional[Future[Any]] = None
 
-    def wants(self, captured: float) -> bool:
+    def wants_frame(self, captured: float) -> bool:
         """Tell whether a frame is sent to the server; requests a promise if it is time to.
 
         Called once per frame, in order.
@@ -52,18 +52,18 @@ class Promise:
             captured: time of the frame's capture (monotonic seconds), which also identifies the frame.
         """
         with self._lock:
-            sent = self.policy.wants(self._clock(), captured)
+            sent = self.policy.wants_frame(self._clock(), captured)
         self._make_request()
         return sent
 
     def describe_slot(self, captured: float) -> Dict[str, Any]:
         """Return the entries that the frame's request gets for its slot; none if it has no slot."""
         with self._lock:
-            report = self.policy.report(self._clock(), captured)
+            report = self.policy.report_frame(self._clock(), captured)
         return {} if report is None else {"turn": report.to_wire()}
 
     def add_transfer_times(self, captured: float, transfer: Transfer) -> None:
-        """Note how long a frame and its result were under way; called when the result is there.
+        """Record how long a frame and its result travelled; called when the result has come.
 
         Args:
             captured: time of the frame's capture (monotonic seconds).
@@ -74,7 +74,7 @@ class Promise:
             self.policy.add_travel_times(transfer.server_received_s - captured, now - transfer.server_sent_s)
 
     def add_comparison(self, stale_s: float, drop: float) -> None:
-        """See :meth:`~edge_offload.manager.promise.PromisePolicy.add_comparison`."""
+        """Record a loss of accuracy; arguments as of :meth:`.PromisePolicy.add_comparison`."""
         with self._lock:
             self.policy.add_comparison(self._clock(), stale_s, drop)
 
@@ -93,18 +93,18 @@ class Promise:
         """Handle the client's ``on_notify``."""
         with self._lock:
             try:
-                if kind == TURNS:
-                    self.policy.follow_turns(self._clock(), SlotSchedule.parse(body))
+                if kind == SCHEDULE:
+                    self.policy.follow_schedule(self._clock(), SlotSchedule.parse(body))
                 elif kind == ENDED:
-                    self.policy.ended(self._clock(), f"the server has ended the promise: {read_text(body)}")
+                    self.policy.end_promise(self._clock(), f"the server has ended the promise: {read_text(body)}")
             except ProtocolError as error:
-                _log.warning("turns of the server cannot be used: %s", error)
+                _log.warning("the slots that the server sent cannot be used: %s", error)
 
     def link_changed(self, state: LinkState, cause: str) -> None:
         """Handle the client's ``on_state``: a promise ends with its connection."""
         if state is not LinkState.READY:
             with self._lock:
-                self.policy.ended(self._clock(), cause, retry_s=0.0)
+                self.policy.end_promise(self._clock(), cause, retry_s=0.0)
 
     def _make_request(self) -> None:
         """Request a promise if the policy has a request and the server can take it; returns at once."""
@@ -113,7 +113,7 @@ class Promise:
         now = self._clock()
         if not self._client.welcome.get("promises", False):
             with self._lock:
-                self.policy.ended(now, "this server makes no promises; start it with: serve --promises")
+                self.policy.end_promise(now, "this server makes no promises; start it with: serve --promises")
             return
         handle = self._handle()
         if handle is None:
@@ -126,7 +126,7 @@ class Promise:
             pending = self._client.request("promise", request.to_wire(), timeout_s=ANSWER_S)
         except EdgeOffloadError as error:
             with self._lock:
-                self.policy.ended(now, str(error))
+                self.policy.end_promise(now, str(error))
             return
         self._pending = pending
         pending.add_done_callback(self._answered)
@@ -138,7 +138,7 @@ class Promise:
         error = done.exception()
         with self._lock:
             if error is None:
-                self.policy.admitted(self._clock(), read_text(done.result().body, "note"))
+                self.policy.record_admission(self._clock(), read_text(done.result().body, "note"))
             else:
-                self.policy.ended(self._clock(), str(error))
+                self.policy.end_promise(self._clock(), str(error))
         _log.info("%s", self.describe())

@@ -79,7 +79,7 @@ class ModeRunners:
             runner.aim(objective)
 
     def follow(self, policy: PromisePolicy, inputs: Callable[[], Sequence[torch.Tensor]]) -> Promise:
-        """Ask the server for a promise and follow its turns from now on.
+        """Request a promise from the server and follow its slots from now on.
 
         Raises:
             BadInput: there is no server.

@@ -26,17 +26,17 @@ class ModelLatency:
 
 @dataclass(frozen=True)
 class PromiseStatus:
-    """How a robot that has a promise is served, over its latest turns.
+    """Service of a robot with a promise, over its latest slots.
 
     Attributes:
-        robot, model: who, and what computes for it.
+        robot, model: names of the robot, and of the model that computes for it.
         bound: accuracy that sharing the server may cost it over having the server alone.
-        drop: what it has cost, by the ages of its results and by what the robot says it loses with age; NaN: no result.
+        drop: accuracy that it has cost, by the ages of its results and the declared loss with age; NaN: no result.
         interval: frames from one result to the next; NaN: there were fewer than two.
         batch: frames that were computed together, on average; NaN: none was.
-        late: share of its turns whose frame came too late for its batch, 0 to 1.
-        turns: that it has had.
-        note: what it says of itself and is not believed, in words; empty: all is.
+        late: share of its slots whose frame came too late for its batch, 0 to 1.
+        turns: number of slots that it has had.
+        note: explanation of a declaration that was limited; empty: none.
     """
 
     robot: str

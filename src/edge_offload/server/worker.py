@@ -163,11 +163,11 @@ class FairQueue(Generic[Item]):
         """Return the wait of an item that ``peer`` would add now (seconds, by the announced costs)."""
         with self._changed:
             robot = self._robot_of(peer)
-            turn = len(self._waiting.get(robot, ()))
+            before = len(self._waiting.get(robot, ()))
             serving = self._serving
             total = 0.0 if serving is None else max(serving[0] + serving[1] - time.monotonic(), 0.0)
             for other, items in self._waiting.items():
-                total += sum(cost for _, cost, _, _ in list(items)[: turn if other == robot else turn + 1])
+                total += sum(cost for _, cost, _, _ in list(items)[: before if other == robot else before + 1])
             return total
 
 

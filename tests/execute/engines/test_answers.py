@@ -33,7 +33,7 @@ def until_computed_by(module, mode, engine: str, make=frame) -> list:
     ends, named = time.monotonic() + 120.0, []
     while True:
         given = make()
-        _, report = module.run([given], mode)
+        _, report = module.run_inference([given], mode)
         if report.mode is mode:
             named.append(report.engine)
             if report.engine.startswith(engine):
@@ -49,7 +49,7 @@ def test_an_answer_names_torch_until_an_engine_has_taken_over_and_then_the_engin
     named = until_computed_by(module, Mode.SERVER, engine)
     assert named[0] == EAGER
     assert named[-1].startswith(client.server.engine)
-    assert module.run([frame()], Mode.LOCAL)[1].engine == EAGER
+    assert module.run_inference([frame()], Mode.LOCAL)[1].engine == EAGER
     note = f"may differ in the last digits (engine: eager here, {client.server.engine} there)"
     assert note in module.state()["server"]
 
@@ -66,8 +66,8 @@ def test_equal_engines_give_equal_bits_in_modes_local_and_server(engine, served)
     for _ in range(200):
         given = fresh()
         (mine, local_report), (theirs, remote_report) = (
-            module.run([given], Mode.LOCAL),
-            module.run([given], Mode.SERVER),
+            module.run_inference([given], Mode.LOCAL),
+            module.run_inference([given], Mode.SERVER),
         )
         assert remote_report.mode is Mode.SERVER
         assert local_report.engine == remote_report.engine
@@ -82,7 +82,7 @@ def test_a_request_for_exact_results_uses_no_engine_on_either_side(stand_in, ser
         assert time.monotonic() < ends, reason
     assert reason.startswith("exact:=true, and results of this server may differ in the last digits (engine: ")
     given = frame()
-    outputs, report = module.run([given], Mode.SERVER)
+    outputs, report = module.run_inference([given], Mode.SERVER)
     assert (report.mode, report.engine) == (Mode.LOCAL, EAGER)
     assert torch.equal(outputs[0], 2 * given)
 
@@ -95,7 +95,7 @@ def test_an_engine_of_one_model_is_refused_for_exact_results(stand_in, served):
     while "exact" not in (module.unavailable_reason(Mode.SERVER, [frame()]) or ""):
         assert time.monotonic() < ends
         time.sleep(0.02)
-    assert module.run([frame()], Mode.SERVER)[1].mode is Mode.LOCAL
+    assert module.run_inference([frame()], Mode.SERVER)[1].mode is Mode.LOCAL
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs"])
@@ -112,7 +112,7 @@ def test_an_engine_that_fails_at_a_frame_costs_no_frame(stand_in, served, monkey
             else:
                 stand_in.may_run.clear()
         given = frame()
-        outputs, report = module.run([given], mode)
+        outputs, report = module.run_inference([given], mode)
         assert torch.equal(outputs[0], 2 * given)
         assert report.mode is mode
         assert report.engine.startswith("stand-in" if number < 13 else EAGER)

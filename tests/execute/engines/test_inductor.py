@@ -115,9 +115,9 @@ def test_a_robot_gets_close_results_that_say_so(served: Any) -> None:
     assert names[-1] == LABEL
     for _ in range(20):
         x = frame()
-        outputs, report = module.run([x], Mode.SERVER)
+        outputs, report = module.run_inference([x], Mode.SERVER)
         assert (report.mode, report.engine) == (Mode.SERVER, LABEL)
-        assert relative_error(module.run([x], Mode.LOCAL)[0][0], outputs[0]) <= TOLERANCE[CLOSE]
+        assert relative_error(module.run_inference([x], Mode.LOCAL)[0][0], outputs[0]) <= TOLERANCE[CLOSE]
     assert "may differ in the last digits" in module.state()["server"]
 
 

@@ -86,10 +86,10 @@ def test_a_step_of_the_wall_clock_costs_nothing(whose, clock, server_process, ke
             clock.step(offset_s)
             # when the robot's clock goes back, the server's seems to go forward
             ahead_s = offset_s if whose == "server" else -offset_s
-            talk.until(lambda result, s=ahead_s: abs(result["ahead_s"] - s) < 60, "the difference is known")
+            talk.until(lambda result, s=ahead_s: abs(result["ahead_s"] - s) < HOUR_S / 2, "the difference is measured")
             assert "wall clocks differ by" in talk.results[-1]["warning"]
             if whose == "robot":
-                assert abs(talk.results[-1]["wall_s"] - time.time() - offset_s) < 60, "its clock did jump"
+                assert abs(talk.results[-1]["wall_s"] - time.time() - offset_s) < HOUR_S / 2, "its clock did jump"
         summary = talk.end()
     finally:
         talk.process.kill()

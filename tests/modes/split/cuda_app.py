@@ -18,7 +18,7 @@ PLANS = 6
 
 
 def print_situation(robot, situation, picture, expected):
-    outputs, report = robot.offloaded.run([picture], Mode.SPLIT)
+    outputs, report = robot.offloaded.run_inference([picture], Mode.SPLIT)
     error = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, expected))
     print(json.dumps({"situation": situation, "mode": report.mode.value, "error": error,
                       "reason": report.fallback_reason, "stages": report.stages_s}), flush=True)  # fmt: skip

@@ -78,7 +78,7 @@ def runs(bot):
     bot.open(PICTURE)
     with torch.no_grad():
         want = bot.module(PICTURE)
-    got, report = bot.offloaded.run([PICTURE], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([PICTURE], Mode.SPLIT)
     assert report.fallback_reason == ""
     for one, other in zip(got, want):
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()

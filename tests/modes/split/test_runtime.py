@@ -104,7 +104,7 @@ def test_random_plans_give_the_references_bits_and_the_networks_results(bot):
     for place, plan in enumerate(plans):
         bot.runner.bandwidth = 1e6 * place
         picture = image(place)
-        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        got, report = bot.offloaded.run_inference([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         want = run_plan(plan, located, program.constants, [picture])
         for one, other in zip(got, want):
@@ -128,11 +128,11 @@ def test_a_read_out_of_unknown_length_is_one_operator_of_either_side(server, rob
         want = bot.module(image(1))
     for bandwidth in (0.0, 2e6, 9e6, 30e6):
         bot.runner.bandwidth = bandwidth
-        got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
+        got, report = bot.offloaded.run_inference([image(1)], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         close_to(got, want)
     install(bot, image(), [server_only(located)])
-    got, report = bot.offloaded.run([image(1)], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([image(1)], Mode.SPLIT)
     assert report.mode is Mode.SPLIT, report.fallback_reason
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     maps = planned.network.program.sequence.values[located.sequence.operators[-1].input_ids()[-1]].nbytes
@@ -147,7 +147,7 @@ def test_while_plans_are_made_frames_are_local_and_report_progress(server, robot
     steps = []
 
     def split():
-        got, report = new.offloaded.run([picture], Mode.SPLIT)
+        got, report = new.offloaded.run_inference([picture], Mode.SPLIT)
         close_to(got, want)
         if report.fallback_reason:
             assert report.mode is Mode.LOCAL
@@ -172,13 +172,13 @@ def test_a_split_frame_reports_its_overlap(bot):
     overlaps = []
     for place in range(3):
         bot.runner.bandwidth = 1e6 * place
-        _, report = bot.offloaded.run([picture], Mode.SPLIT)
+        _, report = bot.offloaded.run_inference([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         overlaps.append(report.overlap_s)
         assert all(0 <= share <= 1 for share in report.idle())
     assert overlaps[0] >= 0.0, "known"
     assert overlaps[1:] == [0.0, 0.0], "one side computes nothing"
-    _, report = bot.offloaded.run([picture], Mode.LOCAL)
+    _, report = bot.offloaded.run_inference([picture], Mode.LOCAL)
     assert math.isnan(report.overlap_s)
 
 
@@ -211,7 +211,7 @@ def test_a_plan_that_divides_operators_runs_in_turns_with_the_best_undivided_one
         want = bot.module(picture)
 
     def ran():
-        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        got, report = bot.offloaded.run_inference([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         close_to(got, want)
         return bot.runner.counts.plan
@@ -264,7 +264,7 @@ def test_intermediates_travel_coded_both_ways_and_exactly(bot):
     counted = []
     for place in (0, 1):
         bot.runner.bandwidth = 1e6 * place
-        got, report = bot.offloaded.run([picture], Mode.SPLIT)
+        got, report = bot.offloaded.run_inference([picture], Mode.SPLIT)
         assert report.mode is Mode.SPLIT, report.fallback_reason
         want = run_plan(plain, located, program.constants, [picture])
         assert all(torch.equal(one, other) for one, other in zip(got, want))
@@ -291,7 +291,7 @@ def test_the_local_plan_uses_no_link(bot):
     install(
         bot, image(), [complete_plan(located, *decide_backward(located, lambda i, r, s: (unite_rows(r, s), EMPTY)))]
     )
-    got, report = bot.offloaded.run([image()], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([image()], Mode.SPLIT)
     with torch.no_grad():
         for one, other in zip(got, bot.module(image())):
             assert torch.equal(one, other)
@@ -306,10 +306,10 @@ def test_a_killed_server_ends_in_the_local_result(killable_server, robot):
     bot = robot(killable_server.address)
     planned = bot.open(image())
     install(bot, image(), [server_only(planned.network.located)])
-    assert bot.offloaded.run([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
+    assert bot.offloaded.run_inference([image()], Mode.SPLIT)[1].mode is Mode.SPLIT
     killable_server.process.send_signal(signal.SIGSTOP)  # silent in the middle of an inference
     bot.offloaded._lateness = Lateness(TimeoutLimits(first_s=0.3), hedging=False)
-    got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert "did not answer within" in report.fallback_reason
     with torch.no_grad():
@@ -317,7 +317,7 @@ def test_a_killed_server_ends_in_the_local_result(killable_server, robot):
     assert all(torch.equal(one, other) for one, other in zip(got, want))
     killable_server.stop(signal.SIGKILL)
     until(lambda: bot.offloaded.unavailable_reason(Mode.SPLIT, [image()]) is not None, 60.0)
-    got, report = bot.offloaded.run([image(7)], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([image(7)], Mode.SPLIT)
     assert report.mode is Mode.LOCAL
     assert all(torch.equal(one, other) for one, other in zip(got, want))
 
@@ -348,7 +348,7 @@ def test_what_a_hostile_robot_sends_is_refused_and_the_server_lives(bot, harm):
         with pytest.raises(Exception, match=r"not awaited|do not fit"):
             begun.result(61.0)
         del take
-    got, report = bot.offloaded.run([image(2)], Mode.SPLIT)
+    got, report = bot.offloaded.run_inference([image(2)], Mode.SPLIT)
     assert report.mode is Mode.SPLIT, report.fallback_reason
     with torch.no_grad():
         close_to(got, bot.module(image(2)))
@@ -358,7 +358,7 @@ def test_plans_are_remade_for_another_objective_with_a_notice(robot, server):
     made = robot(server.address)
     picture = image()
     made.open(picture)
-    want = made.offloaded.run([picture], Mode.LOCAL)[0]
+    want = made.offloaded.run_inference([picture], Mode.LOCAL)[0]
     before = made.runner.planned([picture])
     made.offloaded.aim(Objective())
     assert made.offloaded.unavailable_reason(Mode.SPLIT, [picture]) is None, "that is what they are made for already"
@@ -368,6 +368,6 @@ def test_plans_are_remade_for_another_objective_with_a_notice(robot, server):
     until(lambda: made.offloaded.unavailable_reason(Mode.SPLIT, [picture]) is None, 400.0)
     assert made.runner.planned([picture]) is not before
     assert {entry.objective for entry in made.runner._handles.all()} == {Objective("energy")}
-    outputs, report = made.offloaded.run([picture], Mode.SPLIT)
+    outputs, report = made.offloaded.run_inference([picture], Mode.SPLIT)
     assert report.mode is Mode.SPLIT
     close_to(outputs, want)

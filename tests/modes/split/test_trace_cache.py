@@ -193,7 +193,7 @@ def test_after_an_interruption_robot_and_server_go_on_with_what_they_had(server,
         emulator.cut("reset")
         until(lambda: bot.client.counters["connections"] > connections, 60.0)
         assert bot.open(PICTURE) is before
-        got, report = bot.offloaded.run([PICTURE], Mode.SPLIT)
+        got, report = bot.offloaded.run_inference([PICTURE], Mode.SPLIT)
         assert report.fallback_reason == ""
         with torch.no_grad():
             for one, other in zip(got, bot.module(PICTURE)):

@@ -41,7 +41,7 @@ class EveryContext:
         guess: Optional[int] = None
         for order, context in enumerate(self.of(trail, steps)):
             form, sure = self.forms.get(context, (None, 0))
-            if sure >= history.SURE and (order not in history.STRICT or context not in self.varied):
+            if sure >= history.MIN_COUNT and (order not in history.SINGLE_FOLLOWER or context not in self.varied):
                 return form
             guess = form if guess is None else guess
         return guess
@@ -50,7 +50,7 @@ class EveryContext:
         for context in set(self.of(trail, steps)):
             form_before, sure = self.forms.get(context, (form, 0))
             if form_before == form:
-                self.forms[context] = form, min(sure + 1, 2 * history.SURE)
+                self.forms[context] = form, min(sure + 1, 2 * history.MIN_COUNT)
             else:
                 self.forms[context] = (form_before, sure - 1) if sure > 1 else (form, 1)
                 self.varied.add(context)

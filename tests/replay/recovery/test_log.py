@@ -68,7 +68,7 @@ class Program:
     def entry(self, number: int) -> Tuple[str, bytes, Any]:
         return ENTRIES[number]
 
-    def words(self, segment: int) -> bytes:
+    def segment_code(self, segment: int) -> bytes:
         return struct.pack(f"<{len(self._codes[segment])}I", *self._codes[segment])
 
     def do(
@@ -123,7 +123,7 @@ class Device(DeviceSession):
 
 
 def read_storage(session: DeviceSession, number: int) -> List[float]:
-    return torch.empty(0).set_(session.slots[number].storage).tolist()  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0).set_(session.buffers[number].storage).tolist()  # type: ignore[call-overload, no-any-return]
 
 
 PUT_TWO = (ALLOC, UPLOAD, 0, ALLOC, UPLOAD, 1)

@@ -282,7 +282,7 @@ class Bot:
 
     def run(self, seed: int = 0, mode: Mode = Mode.SERVER) -> Any:
         inputs = [torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))]
-        return self.offloaded.run(inputs, mode)
+        return self.offloaded.run_inference(inputs, mode)
 
 
 @pytest.mark.process

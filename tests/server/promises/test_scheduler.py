@@ -14,7 +14,7 @@ from edge_offload.execute.module import Execution, ModuleExecutor
 from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.transport.messages import Message
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, PromiseRequest
+from edge_offload.protocol.promises import ENDED, SCHEDULE, PromiseReport, PromiseRequest
 from edge_offload.server.promises.board import FAILED_PLANS, PERIOD_S
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.results import ResultFeed
@@ -114,7 +114,7 @@ class Robot:
 
     def turns(self) -> List[Tuple[int, float]]:
         for peer, kind, body in reversed(self.rig.notifications):
-            if peer is self.peer and kind == TURNS:
+            if peer is self.peer and kind == SCHEDULE:
                 return [(frame, begin) for frame, begin in body["turns"]]
         return []
 

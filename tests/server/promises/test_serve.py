@@ -17,7 +17,7 @@ from edge_offload.errors import BadInput, EdgeOffloadError, ProtocolError, Unsup
 from edge_offload.execute.tensors import TensorSpec, pack_tensors
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client
-from edge_offload.protocol.promises import TURNS, PromiseReport, PromiseRequest, SlotSchedule
+from edge_offload.protocol.promises import SCHEDULE, PromiseReport, PromiseRequest, SlotSchedule
 from tests.server.server_rig import TIMINGS, until
 
 pytestmark = pytest.mark.process
@@ -48,7 +48,7 @@ class TinyRobot:
         self.started_at = time.monotonic()
 
     def _notified(self, kind: str, body: Dict[str, Any], _: Any) -> None:
-        if kind == TURNS:
+        if kind == SCHEDULE:
             self.plan.append((time.monotonic(), SlotSchedule.parse(body)))
         else:
             self.ended.append(body["reason"])

@@ -101,7 +101,7 @@ def run_mode(phase: Phase, name: str, mode: Any, offloaded: Any, given: List[Any
     equal = 0
     for frame, expected in zip(given, want):
         at = time.perf_counter()
-        outputs, report = offloaded.run(frame, mode)
+        outputs, report = offloaded.run_inference(frame, mode)
         seconds.append(time.perf_counter() - at)
         differences.append(relative_difference(expected, outputs))
         equal += all(torch.equal(a, b) for a, b in zip(expected, outputs))

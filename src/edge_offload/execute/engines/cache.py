@@ -1,6 +1,6 @@
-"""Built engines on disk: private, checked by SHA-256 before they are loaded, bounded. They never cross the wire.
+"""Cache of built engines on disk: private, bounded, checked by SHA-256 before loading. Engines never cross the wire.
 
-An entry is one file: the SHA-256 of the rest in hex, a newline, a line of JSON on what it is, and the engine's bytes.
+An entry is one file: the SHA-256 of the rest in hex, a newline, a line of JSON (header), and the engine's bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
 
-#: Bytes that all entries may take together.
+#: Most bytes of all entries together.
 MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
 _MOST_HEAD = 4096
@@ -30,8 +30,8 @@ class EngineEntry:
 
     Attributes:
         built: its bytes.
-        onnx: digest of the ONNX that it was built from.
-        checked: whether these bytes gave what torch gives, on noise.
+        onnx: digest of the ONNX model that it was built from.
+        checked: whether its outputs for random inputs agreed with torch's.
     """
 
     built: bytes
@@ -40,16 +40,16 @@ class EngineEntry:
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """Name of the entry for an engine that all of ``facts`` decide (plain values)."""
+    """Return the name of the entry for an engine that is determined by ``facts`` (plain values)."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 class EngineCache:
-    """Entries in one folder of the user's. Safe between threads and processes.
+    """Cache in one folder of the user. Safe between threads and processes.
 
     Args:
-        folder: where; by default ``engines`` in the cache.
-        most_bytes: what is kept; the entry that was used longest ago goes first.
+        folder: folder of the entries; by default ``engines`` in the cache.
+        most_bytes: most bytes of all entries; the least recently used one is evicted first.
     """
 
     def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = MOST_BYTES) -> None:
@@ -65,7 +65,7 @@ class EngineCache:
         """Reads the entry ``key``, or builds and stores it if no valid one exists. Built once between processes.
 
         Raises:
-            Unsupported: it cannot be kept (disk full, no right to write, a folder that others can write).
+            Unsupported: it cannot be stored (disk full, no right to write, a folder that others can write).
             Exception: what ``build`` raises.
         """
         try:
@@ -102,7 +102,7 @@ class EngineCache:
             raise Unsupported(f"{self.folder} is not a folder of yours", remedy="move it away")
         if stat.S_IMODE(facts.st_mode) & 0o077:
             os.chmod(self.folder, 0o700)
-            # whatever others may have put there until now is not ours
+            # other users may have written these entries
             for path in self.folder.glob(f"*{_SUFFIX}"):
                 path.unlink()
 
@@ -140,17 +140,17 @@ class EngineCache:
 
 @contextlib.contextmanager
 def _build_lock(key: str) -> Any:
-    """One process at a time builds an entry; entries share a few locks, so that lock files do not pile up."""
+    """Let one process at a time build an entry. Entries share 16 locks, so that few lock files are needed."""
     with locked(f"engine-build-{key[:1]}") as folder:
         yield folder
 
 
 def _storage_error(error: OSError) -> Unsupported:
-    return Unsupported(f"its engine cannot be kept: {in_words(error)}")
+    return Unsupported(f"its engine cannot be stored: {in_words(error)}")
 
 
 def _read_entry(path: pathlib.Path) -> Optional[EngineEntry]:
-    """The entry in ``path``; None where there is none, or it is not whole, or not ours alone (then it is deleted)."""
+    """Read the entry in ``path``. None: absent; or damaged or accessible to other users, and then it is deleted."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -46,7 +46,7 @@ def capturable_prefix(code: StepCode) -> int:
         return 0
     count = 0
     for op in code.instructions:
-        last_is_dynamic = op.final and op.how == KERNEL and op.told is not None and _depends_on_data(op)
+        last_is_dynamic = op.final and op.how == KERNEL and op.descriptions is not None and _depends_on_data(op)
         if op.how == BY_STORAGES or last_is_dynamic:
             break
         count += 1
@@ -140,9 +140,9 @@ class StepGraphs:
     ) -> StepOutcome:
         """Run the step call by call and as a graph; the outcome of the calls."""
         numbers = dict(zip((canonical for canonical, _, _ in self._code.live), live))
-        slots = run.storages.slots
+        buffers = run.storages.buffers
         with torch.inference_mode():
-            written = [bytes_of(slots[numbers[canonical]]) for canonical in self._code.written]
+            written = [bytes_of(buffers[numbers[canonical]]) for canonical in self._code.written]
             before = [one.clone() for one in written]
         outcome = run_eagerly(run, live)
         with torch.inference_mode():
@@ -220,7 +220,7 @@ class StepGraph:
         existing = {canonical for canonical, _, _ in code.live}
         made = uses - outliving - existing
         self._tail_tensors = {canonical: capture.made[canonical] for canonical in made if canonical in capture.made}
-        self._slots = {c: capture.slots[c] for c in made if c not in self._tail_tensors and c in capture.slots}
+        self._buffers = {c: capture.buffers[c] for c in made if c not in self._tail_tensors and c in capture.buffers}
         self._positions = [
             (position, canonical) for position, (canonical, _, _) in enumerate(code.live)
             if canonical in uses or canonical in code.written
@@ -233,9 +233,9 @@ class StepGraph:
             CallFailed, DeviceLost, ProtocolError, BadInput: as :meth:`.Interpreter.execute_calls`.
         """
         run.make_room()
-        slots = run.storages.slots
+        buffers = run.storages.buffers
         for position, canonical in self._positions:
-            run.slots[canonical] = slots[live[position]]
+            run.buffers[canonical] = buffers[live[position]]
         run.save_written()
         run.storages.note_name(self._name)
         outcome = run.outcome
@@ -246,8 +246,8 @@ class StepGraph:
             for number, pinned in self._pinned.items():
                 pinned.copy_(run.uploads[number])
             self._graph.replay()
-            for ordinal, canonical, slot in self._outliving:
-                copied = run.slots[canonical] = StorageBuffer(tensor=bytes_of(slot).clone())
+            for ordinal, canonical, buffer in self._outliving:
+                copied = run.buffers[canonical] = StorageBuffer(tensor=bytes_of(buffer).clone())
                 run.store(ordinal, canonical, copied)
             if self._read is not None and self._host is not None:
                 run.bring_back(self._read.nbytes)
@@ -260,7 +260,7 @@ class StepGraph:
             raise failed_call(self._name, error) from None
         if self._tail:
             run.made.update(self._tail_tensors)
-            run.slots.update(self._slots)
+            run.buffers.update(self._buffers)
             for register, canonical, layout, may_reuse in self._registers:
                 run.registers[register] = run.view_of(canonical, layout, may_reuse)
             run.execute_calls(self._tail)
@@ -298,8 +298,8 @@ class StepCapture(StepInterpreter):
     def begin_call(self, op: Instruction) -> None:
         self.position += 1
 
-    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
-        self.outliving.append((ordinal, canonical, slot))
+    def store(self, ordinal: int, canonical: int, buffer: StorageBuffer) -> None:
+        self.outliving.append((ordinal, canonical, buffer))
 
     def read(self, tensor: torch.Tensor) -> None:
         if tensor.is_conj() or tensor.is_neg():
@@ -326,8 +326,8 @@ class ComparisonRun(StepInterpreter):
         super().__init__(*arguments)
         self._created: Dict[int, StorageBuffer] = {}
 
-    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
-        self._created[ordinal] = slot
+    def store(self, ordinal: int, canonical: int, buffer: StorageBuffer) -> None:
+        self._created[ordinal] = buffer
 
     def bring_back(self, size: int) -> None:
         """Counts nothing: the host does not get what is read."""
@@ -342,12 +342,13 @@ class ComparisonRun(StepInterpreter):
             return "what is read differs"
         if mine.results != outcome.results or mine.described != outcome.described:
             return "its results lie otherwise"
-        slots = self.storages.slots
-        created = [slots.get(self.base + ordinal) for ordinal in self._created]
+        buffers = self.storages.buffers
+        created = [buffers.get(self.base + ordinal) for ordinal in self._created]
         if None in created:
             return "it makes other storages"
         pair = [
-            [bytes_of(slot) for slot in slots if slot is not None] for slots in (created, list(self._created.values()))
+            [bytes_of(buffer) for buffer in buffers if buffer is not None]
+            for buffers in (created, list(self._created.values()))
         ]
         return "" if _equal_bytes(*pair) else "what it leaves differs"
 
@@ -360,11 +361,11 @@ def _equal_bytes(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> 
 
 def _binding_of(run: StepInterpreter, live: Sequence[int]) -> bytes:
     """Packs what a graph is bound to: integers, and the addresses and sizes of storages that existed before."""
-    values, slots = run.values, run.storages.slots
+    values, buffers = run.values, run.storages.buffers
     integers = struct.pack(f"<{len(values)}q", *values)
     if library.module is not None:
-        return integers + bytes(library.module.addresses(slots, live))
-    storages = [slots[number].storage for number in live if number in slots]
+        return integers + bytes(library.module.addresses(buffers, live))
+    storages = [buffers[number].storage for number in live if number in buffers]
     places = [fact for one in storages for fact in (one.data_ptr(), one.nbytes())]
     return integers + struct.pack(f"<{len(places)}Q", *places) if len(storages) == len(live) else b""
 
@@ -379,6 +380,6 @@ def _registers_used(instructions: Sequence[Instruction]) -> Tuple[Set[int], Set[
         touched |= {canonical for _, canonical, _, _ in op.fetched} | set(op.references)
         read = {register for _, register in op.holes}
         read |= {register for _, several in op.lists for register in several if register >= 0}
-        read |= {register for _, _, register in op.told or () if register >= 0}
+        read |= {register for _, _, register in op.descriptions or () if register >= 0}
         needed |= read - filled
     return needed, touched

@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
         lists: position of an argument that is a list of tensors, their registers (-1: none).
         integers: (position, index in a list or -1, value).
         single: whether the kernel returns one tensor.
-        told: what is said of its results: (kind, reference, register of the operand or -1); None: nothing.
+        descriptions: of its results, for the robot: (kind, reference, register of the operand or -1); None: nothing.
         final: whether that is the step's outcome.
         done: registers, and ``dropped`` storages, after their last use.
         call, references, parts, first: for the storages: position, storages, numbers and payloads, first new storage.
@@ -52,7 +52,7 @@ class Instruction(NamedTuple):
     integers: Tuple[Tuple[int, int, int], ...]
     single: bool
     new: Tuple[New, ...]
-    told: Optional[Tuple[Tuple[int, int, int], ...]]
+    descriptions: Optional[Tuple[Tuple[int, int, int], ...]]
     final: bool
     done: Tuple[int, ...]
     dropped: Tuple[int, ...]

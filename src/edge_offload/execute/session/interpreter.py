@@ -31,7 +31,7 @@ class StepInterpreter:
 
     Attributes:
         outcome: what the step has returned so far.
-        slots: storages by canonical number.
+        buffers: storages by canonical number.
         made: tensors that kernels returned, by the canonical number of their storage.
         registers: tensors as the calls read them.
     """
@@ -51,7 +51,7 @@ class StepInterpreter:
         self.layouts: List[Optional[Layout]] = []
         self.registers: List[Optional[torch.Tensor]] = []
         self.made: Dict[int, torch.Tensor] = {}
-        self.slots: Dict[int, StorageBuffer] = {}
+        self.buffers: Dict[int, StorageBuffer] = {}
 
     def make_room(self) -> None:
         """Make room for what the calls use."""
@@ -60,7 +60,7 @@ class StepInterpreter:
 
     def release_tensors(self) -> None:
         """Drop the tensors of the run."""
-        self.registers, self.made, self.slots, self.undo, self.payloads = [], {}, {}, None, ()
+        self.registers, self.made, self.buffers, self.undo, self.payloads = [], {}, {}, None, ()
         self.outcome = StepOutcome()
 
     def bind_storages(self, live: Sequence[int]) -> None:
@@ -70,15 +70,15 @@ class StepInterpreter:
             BadInput: one does not exist.
         """
         self.make_room()
-        existing = self.storages.slots
+        existing = self.storages.buffers
         for (canonical, _, _), number in zip(self.code.live, live):
-            self.slots[canonical] = existing.get(number) or self.storages.slot_of(number)
+            self.buffers[canonical] = existing.get(number) or self.storages.buffer_of(number)
 
     def save_written(self) -> None:
         """Keep the bytes of the storages that the step will write, if it may be rolled back."""
         if self.undo is not None:
             for canonical in self.code.written:
-                self.undo.save_bytes(self.slots[canonical])
+                self.undo.save_bytes(self.buffers[canonical])
 
     def execute_calls(self, instructions: Sequence[Instruction]) -> None:
         """Run calls in order.
@@ -109,7 +109,7 @@ class StepInterpreter:
                 registers[register] = None
             for canonical in op.dropped:
                 self.made.pop(canonical, None)
-                self.slots.pop(canonical, None)
+                self.buffers.pop(canonical, None)
 
     def _launch_kernel(self, op: Instruction) -> None:
         arguments: List[Any] = op.arguments.copy()
@@ -129,12 +129,12 @@ class StepInterpreter:
         except Exception as error:
             raise failed_call(op.entry.name, error) from None
         outputs = (returned,) if op.single else returned
-        for output, canonical, ordinal, buffer in op.new:
+        for output, canonical, ordinal, stored in op.new:
             tensor = self.made[canonical] = outputs[output]
-            if buffer:
-                slot = self.slots[canonical] = StorageBuffer(tensor=tensor)
-                self.store(ordinal, canonical, slot)
-        if op.told is not None:
+            if stored:
+                buffer = self.buffers[canonical] = StorageBuffer(tensor=tensor)
+                self.store(ordinal, canonical, buffer)
+        if op.descriptions is not None:
             self.describe_results(op, outputs)
 
     # -- what a capture or a trial does otherwise (:mod:`~edge_offload.execute.session.graphs`)
@@ -143,9 +143,9 @@ class StepInterpreter:
         """Note that ``op`` is about to run."""
         self.storages.note_call(op.entry)
 
-    def store(self, ordinal: int, canonical: int, slot: StorageBuffer) -> None:
+    def store(self, ordinal: int, canonical: int, buffer: StorageBuffer) -> None:
         """Give a new storage its number in the session."""
-        self.storages.store_buffer(self.base + ordinal, slot, self.undo)
+        self.storages.store_buffer(self.base + ordinal, buffer, self.undo)
 
     def read(self, tensor: torch.Tensor) -> None:
         """Bring ``tensor`` to the host."""
@@ -166,15 +166,15 @@ class StepInterpreter:
 
     # -- storages and views
 
-    def slot_of(self, canonical: int) -> StorageBuffer:
+    def buffer_of(self, canonical: int) -> StorageBuffer:
         """The storage; one that a kernel has made gets its place when it is asked for."""
-        slot = self.slots.get(canonical)
-        if slot is None:
+        buffer = self.buffers.get(canonical)
+        if buffer is None:
             tensor = self.made.get(canonical)
             if tensor is None:
                 raise ProtocolError(f"a node uses value {canonical} before it exists")
-            slot = self.slots[canonical] = StorageBuffer(tensor=tensor)
-        return slot
+            buffer = self.buffers[canonical] = StorageBuffer(tensor=tensor)
+        return buffer
 
     def view_of(self, canonical: int, number: int, may_reuse: bool) -> torch.Tensor:
         """The storage in the layout ``number``: what a kernel returned, if it lies so."""
@@ -190,7 +190,7 @@ class StepInterpreter:
                 and tensor.storage_offset() == layout.offset
             ):
                 return tensor
-        return self.slot_of(canonical).view(layout)
+        return self.buffer_of(canonical).view(layout)
 
     def _filled_layout(self, number: int) -> Layout:
         layout, holes = self.code.layouts[number]
@@ -211,14 +211,14 @@ class StepInterpreter:
         size = op.allocation_bytes(self.values)
         self.storages.limits.check_room(self.storages.allocated, size)
         (new,) = op.new
-        slot = self.slots[new.canonical] = StorageBuffer(torch.UntypedStorage(size, device=self.storages.device))
+        buffer = self.buffers[new.canonical] = StorageBuffer(torch.UntypedStorage(size, device=self.storages.device))
         if new.outlives:
-            self.store(new.ordinal, new.canonical, slot)
+            self.store(new.ordinal, new.canonical, buffer)
 
     def describe_results(self, op: Instruction, outputs: Sequence[torch.Tensor]) -> None:
         """Describes the results of a call."""
         results: List[Any] = []
-        for output, (kind, reference, register) in enumerate(op.told or ()):
+        for output, (kind, reference, register) in enumerate(op.descriptions or ()):
             tensor = outputs[output] if register < 0 else self.registers[register]
             assert tensor is not None
             result = Result(kind, reference, layout_of(tensor), tensor.untyped_storage().nbytes())
@@ -246,13 +246,13 @@ class StepInterpreter:
         """
         op, storages = self.code.instructions[position], self.storages
         storages.allocated += stored_bytes
-        self.slots = {number: given for number, given in operands.items() if isinstance(given, StorageBuffer)}
+        self.buffers = {number: given for number, given in operands.items() if isinstance(given, StorageBuffer)}
         self.made = {number: given for number, given in operands.items() if isinstance(given, torch.Tensor)}
         with torch.inference_mode():
             self.run_by_storages(op)
-        slots, self.slots, self.made = self.slots, {}, {}
+        buffers, self.buffers, self.made = self.buffers, {}, {}
         limits = storages.limits
-        return slots, limits.storage_bytes - storages.allocated, limits.storages - len(storages.slots)
+        return buffers, limits.storage_bytes - storages.allocated, limits.storages - len(storages.buffers)
 
     def run_by_storages(self, op: Instruction) -> None:
         """Have the storages run a call as one that is new."""
@@ -260,20 +260,20 @@ class StepInterpreter:
         entry = self.code.changed(op.entry, changes) if changes else op.entry
         number, numbers, host, hosts = op.parts
         raw, payloads = self.code.numbers[16 * number : 16 * numbers], list(self.payloads[host:hosts])
-        used = [self.slot_of(canonical) for canonical in op.references]
+        used = [self.buffer_of(canonical) for canonical in op.references]
         before = StepOutcome(self.outcome.tensor)
-        new, outcome = self.storages.run_call(entry, used, raw, payloads, before, op.told is not None)
+        new, outcome = self.storages.run_call(entry, used, raw, payloads, before, op.descriptions is not None)
         self.outcome.tensor = outcome.tensor
-        if op.told is not None:
+        if op.descriptions is not None:
             self._set_results(op, outcome.results)
         elif len(new) != len(op.new):
             raise ProtocolError(f"{entry.name} makes another number of storages than the last time")
         ordinal = op.new[0].ordinal if op.new else self.code.grown
-        for i, slot in enumerate(new):
-            slot.lay_out()  # registers hold views for longer than one call
-            self.slots[op.first + i] = slot
+        for i, buffer in enumerate(new):
+            buffer.lay_out()  # registers hold views for longer than one call
+            self.buffers[op.first + i] = buffer
             if op.first + i not in self.code.dead:
-                self.store(ordinal + i, op.first + i, slot)
+                self.store(ordinal + i, op.first + i, buffer)
         self.outcome.grown = ordinal + len(new)
         if entry.overload is not None and not entry.fixed:  # the layout of an operand has changed
             for canonical in op.references:

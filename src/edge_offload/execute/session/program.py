@@ -112,7 +112,7 @@ class Program:
     def _try_native(self, native: Any, storages: Storages) -> None:
         """Tries to build the step for the C++ runner."""
         self._native_tried = True
-        with contextlib.suppress(native.NotHere):
+        with contextlib.suppress(native.Unsupported):
             code = self.code
             self._native = native.Node(
                 code.layouts, code.registers, code.instructions, [canonical for canonical, _, _ in code.live],
@@ -131,10 +131,10 @@ class Program:
 
     def _run_native(self, run: StepInterpreter, live: Sequence[int]) -> StepOutcome:
         storages, undo = run.storages, run.undo
-        limits, slots = storages.limits, storages.slots
+        limits, buffers = storages.limits, storages.buffers
         created, grown, overwritten, described, results, tensor, failed = self._native.run(  # type: ignore[union-attr]
-            slots, run.base, live, run.values, run.uploads, undo is not None,
-            limits.storage_bytes - storages.allocated, limits.storages - len(slots),
+            buffers, run.base, live, run.values, run.uploads, undo is not None,
+            limits.storage_bytes - storages.allocated, limits.storages - len(buffers),
             limits.storage_bytes - storages.returned, storages.running, run.run_session_call,
         )  # fmt: skip
         if undo is not None:

@@ -19,10 +19,10 @@ def classify_result(
     operator: BoundOperator,
     tensor: Optional[torch.Tensor],
     tensors: List[torch.Tensor],
-    slots: List[StorageBuffer],
+    buffers: List[StorageBuffer],
     new: List[StorageBuffer],
 ) -> Result:
-    """Classifies a result of ``operator`` for the operands ``tensors`` in the storages ``slots``.
+    """Classifies a result of ``operator`` for the operands ``tensors`` in the storages ``buffers``.
 
     A storage that is new is added to ``new``, which has those of its earlier results.
 
@@ -44,19 +44,19 @@ def classify_result(
     for i, operand in enumerate(tensors):
         if operand is tensor:
             return Result(ARGUMENT, i, layout, storage.nbytes())
-    for i, slot in enumerate(slots):
-        if slot.actual_storage._cdata == storage._cdata:
+    for i, buffer in enumerate(buffers):
+        if buffer.actual_storage._cdata == storage._cdata:
             return Result(ALIAS, operator.storages[i], layout, storage.nbytes())
     distinct = len(set(operator.storages))
-    for i, slot in enumerate(new):
-        if slot.storage._cdata == storage._cdata:
+    for i, buffer in enumerate(new):
+        if buffer.storage._cdata == storage._cdata:
             return Result(ALIAS, distinct + i, layout, storage.nbytes())
     new.append(StorageBuffer(storage, tensor))
     return Result(NEW, 0, layout, storage.nbytes())
 
 
 def result_of(
-    operator: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], slots: List[StorageBuffer],
+    operator: BoundOperator, tensor: Optional[torch.Tensor], tensors: List[torch.Tensor], buffers: List[StorageBuffer],
     new: List[StorageBuffer], lay: List[Layout],
 ) -> Result:  # fmt: skip
     """Classifies a result as :func:`classify_result` does; ``lay``: layouts of its operands before the call.
@@ -65,15 +65,15 @@ def result_of(
         CallFailed: such a result is not supported.
         Disagreement: the robot has no name for it.
     """
-    result = classify_result(operator, tensor, tensors, slots, new)
-    if any(slot.assumed is not None for slot in slots):
-        named = _in_assumed_terms(result, operator, lay, slots)
+    result = classify_result(operator, tensor, tensors, buffers, new)
+    if any(buffer.assumed is not None for buffer in buffers):
+        named = _in_assumed_terms(result, operator, lay, buffers)
         if named is None:
             raise disagreement_error(operator, [["t", result.to_wire()]])
         return named
     if result.kind == ARGUMENT and lay[result.ref] != result.layout:
         operator.fixed = False
-        slots[operator.views[result.ref].reference].drop_views()
+        buffers[operator.views[result.ref].reference].drop_views()
     return result
 
 
@@ -86,7 +86,7 @@ def disagreement_error(operator: BoundOperator, described: List[Any]) -> Disagre
 
 
 def _in_assumed_terms(
-    result: Result, operator: BoundOperator, lay: Sequence[Layout], slots: List[StorageBuffer]
+    result: Result, operator: BoundOperator, lay: Sequence[Layout], buffers: List[StorageBuffer]
 ) -> Optional[Result]:
     """A result as the robot refers to it, where operands lie otherwise than it supposes (in the layouts ``lay``).
 
@@ -96,7 +96,7 @@ def _in_assumed_terms(
         return result
     for number, (view, actual) in enumerate(zip(operator.views, lay)):
         if actual == result.layout and result.ref == (number if result.kind == ARGUMENT else view.storage):
-            return Result(result.kind, result.ref, view.layout, slots[view.reference].nbytes)
+            return Result(result.kind, result.ref, view.layout, buffers[view.reference].nbytes)
     return None
 
 

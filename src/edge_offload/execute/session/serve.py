@@ -69,7 +69,7 @@ def serve_message(
                     for item in session.ahead.run(message.graph, before, flush):
                         ran.append(item)
             for number in message.fetch:
-                storage = session.slot_of(number).storage
+                storage = session.buffer_of(number).storage
                 session.bring_back(storage.nbytes())
                 fetched.append(storage_bytes(storage))
     except DeviceLost:

@@ -120,7 +120,9 @@ class DeviceSession(Storages):
             if speculative:
                 live_numbers = dict(step.live)
                 written = [
-                    self.slot_of(live_numbers[canonical]) for canonical in segment.written if canonical in live_numbers
+                    self.buffer_of(live_numbers[canonical])
+                    for canonical in segment.written
+                    if canonical in live_numbers
                 ]
                 undo = self.journal_step(written, segment.random)
             return self._run_calls(segment, step, undo)
@@ -140,7 +142,7 @@ class DeviceSession(Storages):
         return compiled.program
 
     def _run_calls(self, segment: Segment, step: SegmentStep, undo: Optional[Undo]) -> StepOutcome:
-        slots: Dict[int, StorageBuffer] = {canonical: self.slot_of(number) for canonical, number in step.live}
+        buffers: Dict[int, StorageBuffer] = {canonical: self.buffer_of(number) for canonical, number in step.live}
         following, storage, number_at, payload_at = segment.first_new, step.base, 0, 0
         outcome, described = StepOutcome(), {}
         dead = frozenset(step.dead)
@@ -150,7 +152,7 @@ class DeviceSession(Storages):
             if following < least:
                 following = least
             try:
-                used = [slots[canonical] for canonical in references]
+                used = [buffers[canonical] for canonical in references]
             except KeyError as error:
                 raise ProtocolError(f"segment {step.segment} uses value {error} before it exists") from None
             numbers = step.numbers[16 * number_at : 16 * (number_at + operator.number_count)]
@@ -163,15 +165,15 @@ class DeviceSession(Storages):
                 described[index] = outcome.results
             if not last:
                 outcome.results = None
-            for slot in new:
-                if following in slots:
+            for buffer in new:
+                if following in buffers:
                     raise ProtocolError(f"segment {step.segment} makes value {following} twice")
-                slots[following] = slot
+                buffers[following] = buffer
                 if following not in dead:
-                    self.store_buffer(storage, slot, undo)
+                    self.store_buffer(storage, buffer, undo)
                 following, storage = following + 1, storage + 1
             for canonical in segment.last_used.get(index, ()):
                 if canonical in dead:
-                    del slots[canonical]
+                    del buffers[canonical]
         outcome.described, outcome.grown = described, storage - step.base
         return outcome

@@ -40,7 +40,7 @@ class Storages:
         running: memory in which it leaves the name of the operator that is running, which is read after a crash.
 
     Attributes:
-        slots: storages by number; ``allocated``: their bytes.
+        buffers: storages by number; ``allocated``: their bytes.
         leaving: numbers of storages to be freed when there is time.
         unused: numbers of storages that may be freed at once where there is no room.
         returned: bytes that the answer under way brings back so far.
@@ -55,7 +55,7 @@ class Storages:
         self.device = torch.device(device)
         self.limits = limits or SessionLimits()
         self.running = running
-        self.slots: Dict[int, StorageBuffer] = {}
+        self.buffers: Dict[int, StorageBuffer] = {}
         self.allocated = 0
         self.leaving: Sequence[int] = []
         self.unused: Callable[[], Sequence[int]] = tuple
@@ -68,21 +68,21 @@ class Storages:
 
     # -- storages
 
-    def slot_of(self, number: int) -> StorageBuffer:
+    def buffer_of(self, number: int) -> StorageBuffer:
         """The buffer of a storage by number."""
-        slot = self.slots.get(number)
-        if slot is None:
+        buffer = self.buffers.get(number)
+        if buffer is None:
             raise BadInput(
                 f"storage {number} does not exist: the call that should have made it failed, or it was freed"
             )
-        return slot
+        return buffer
 
-    def store_buffer(self, number: int, slot: StorageBuffer, undo: Optional[Undo]) -> None:
+    def store_buffer(self, number: int, buffer: StorageBuffer, undo: Optional[Undo]) -> None:
         """Put a buffer under a number."""
-        if number in self.slots or len(self.slots) >= self.limits.storages:
+        if number in self.buffers or len(self.buffers) >= self.limits.storages:
             raise ProtocolError(f"storage {number} exists already, or the session holds too many")
-        self.slots[number] = slot
-        self.allocated += slot.nbytes
+        self.buffers[number] = buffer
+        self.allocated += buffer.nbytes
         if undo is not None:
             undo.created.append(number)
 
@@ -120,9 +120,9 @@ class Storages:
     def free(self, storages: Sequence[int]) -> None:
         """Forget storages; unknown numbers are ignored (they may have been undone)."""
         for number in storages:
-            slot = self.slots.pop(number, None)
-            if slot is not None:
-                self.allocated -= slot.nbytes
+            buffer = self.buffers.pop(number, None)
+            if buffer is not None:
+                self.allocated -= buffer.nbytes
 
     # -- speculation
 
@@ -130,8 +130,8 @@ class Storages:
         """Remember how to undo the step that comes next, which writes to these storages, and perhaps draws numbers."""
         undo = Undo()
         self._journal.append(undo)
-        for slot in written:
-            undo.save_bytes(slot)
+        for buffer in written:
+            undo.save_bytes(buffer)
         if random:
             undo.generators = self._generators.read_states()
         return undo
@@ -167,7 +167,7 @@ class Storages:
     def run_call(
         self,
         operator: BoundOperator,
-        slots: List[StorageBuffer],
+        buffers: List[StorageBuffer],
         numbers: bytes,
         hosts: List[Buffer],
         outcome: StepOutcome,
@@ -179,15 +179,15 @@ class Storages:
             raise operator.refused
         if operator.overload is None:
             try:
-                return self._run_special(operator, slots, numbers, hosts, outcome)
+                return self._run_special(operator, buffers, numbers, hosts, outcome)
             except EdgeOffloadError:
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise failed_call(operator.name, error) from None
-        tensors = [slots[view.reference].view(view.layout) for view in operator.views]
-        assumed = any(slot.assumed is not None for slot in slots)
+        tensors = [buffers[view.reference].view(view.layout) for view in operator.views]
+        assumed = any(buffer.assumed is not None for buffer in buffers)
         if assumed:  # of those that lie otherwise a view may have had one laid out
-            tensors = [slots[view.reference].view(view.layout) for view in operator.views]
+            tensors = [buffers[view.reference].view(view.layout) for view in operator.views]
         lay = [layout_of(tensor) if assumed else view.layout for tensor, view in zip(tensors, operator.views)]
         arguments = list(operator.arguments)
         for position, hole in operator.direct:
@@ -216,12 +216,12 @@ class Storages:
         reports = describe or operator.claimed is not None
         for value in returns:
             if isinstance(value, torch.Tensor) or value is None:
-                result = result_of(operator, value, tensors, slots, new, lay)
+                result = result_of(operator, value, tensors, buffers, new, lay)
                 operator.results.append(("t", [result]))
                 if reports:
                     described.append(["t", result.to_wire()])
             elif isinstance(value, (list, tuple)):
-                results = [result_of(operator, item, tensors, slots, new, lay) for item in value]
+                results = [result_of(operator, item, tensors, buffers, new, lay) for item in value]
                 operator.results.append(("l", results))
                 if reports:
                     described.append(["l", [result.to_wire() for result in results]])
@@ -258,7 +258,7 @@ class Storages:
     def _run_special(
         self,
         operator: BoundOperator,
-        slots: List[StorageBuffer],
+        buffers: List[StorageBuffer],
         numbers: bytes,
         hosts: List[Buffer],
         outcome: StepOutcome,
@@ -270,12 +270,12 @@ class Storages:
             return [StorageBuffer(torch.UntypedStorage(size, device=self.device))], outcome
         if operator.name == RESIZE:
             self.check_room(size)
-            self.allocated += size - slots[0].nbytes
-            slots[0].resize(size)
+            self.allocated += size - buffers[0].nbytes
+            buffers[0].resize(size)
         elif operator.name == UPLOAD:
-            slots[0].view(operator.views[0].layout).copy_(host_tensor(hosts, operator.hosts[0]))
+            buffers[0].view(operator.views[0].layout).copy_(host_tensor(hosts, operator.hosts[0]))
         elif operator.name == DOWNLOAD:
-            outcome = StepOutcome(self.read_tensor(slots[0].view(operator.views[0].layout)), outcome.results)
+            outcome = StepOutcome(self.read_tensor(buffers[0].view(operator.views[0].layout)), outcome.results)
         else:
             generator = self._generators.get_generator(int(arguments[0]))  # type: ignore[arg-type]
             if operator.name == STATE:

@@ -20,20 +20,20 @@ class Undo:
     created: List[int] = field(default_factory=list)
     generators: Dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def save_bytes(self, slot: StorageBuffer) -> None:
+    def save_bytes(self, buffer: StorageBuffer) -> None:
         """Keep the bytes of a storage that is about to be written."""
-        self.overwritten.append((slot, bytes_of(slot).clone()))
+        self.overwritten.append((buffer, bytes_of(buffer).clone()))
 
     def restore_bytes(self) -> None:
         """Put back what was overwritten, and the size that it had."""
-        for slot, saved in self.overwritten:
+        for buffer, saved in self.overwritten:
             nbytes = saved.numel()
-            if slot.storage.nbytes() != nbytes:
-                slot.resize(nbytes)
+            if buffer.storage.nbytes() != nbytes:
+                buffer.resize(nbytes)
             with torch.inference_mode():
-                bytes_of(slot).copy_(saved)
+                bytes_of(buffer).copy_(saved)
 
 
-def bytes_of(slot: StorageBuffer) -> torch.Tensor:
+def bytes_of(buffer: StorageBuffer) -> torch.Tensor:
     """All bytes of a storage, as a tensor of its own memory."""
-    return slot.view(Layout(DTYPE_NUMBERS[torch.uint8], 0, (slot.storage.nbytes(),), (1,), 0))
+    return buffer.view(Layout(DTYPE_NUMBERS[torch.uint8], 0, (buffer.storage.nbytes(),), (1,), 0))

@@ -55,7 +55,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Header:
-    """A descriptor after its checks: the array that it promises fits in memory."""
+    """A descriptor after its checks: the array that it declares fits in memory."""
 
     codec: str
     dtype: np.dtype[Any]

@@ -1,9 +1,8 @@
-"""How long the threads that move bytes waited for a processor, as the kernel counts it: time that is not the link's.
+"""Measures how long the threads that move bytes waited for a processor, so that estimates of the link leave that out.
 
-A transfer is timed by threads. On a busy machine they come late, and what they time is longer than the link took. Linux
-counts for every thread how long it was ready to run and did not (``schedstat``), and for the machine how long a
-hypervisor gave its processors to others (steal). The server tells its counts with its answers, so that the delays of
-both ends are told apart from the link.
+Threads time a transfer. On a busy machine they run late, and measure more than the link took. Linux counts for every
+thread how long it was runnable without a processor (``schedstat``). For the machine it counts how long a hypervisor
+gave its processors to others (steal). The server sends its counts with its responses.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from typing import Any, Dict, List, Optional, Tuple
 
 #: libzmq's threads that read and write the sockets.
 MOVERS = "ZMQbg/IO"
-#: Seconds between two looks at the kernel's counts, at least; a look takes some 50 us.
+#: Least seconds between two readings of the kernel's counts; a reading takes some 50 us.
 SAMPLE_S = 4e-3
-#: Seconds between two looks at what a hypervisor took away, which is counted in steps of 10 ms.
+#: Least seconds between two readings of the steal time, which the kernel counts in steps of 10 ms.
 STEAL_SAMPLE_S = 0.1
-#: Seconds of looks that are kept.
+#: Seconds for which samples are retained.
 HISTORY_S = 6.0
-#: Of the machine's line in ``/proc/stat``: what a hypervisor took away, in steps of 10 ms.
+#: Steal time in the machine's line of ``/proc/stat``, in steps of 10 ms.
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
-#: Seconds over which the wait for a turn is averaged.
+#: Seconds over which the mean wait for a timeslice is taken.
 TYPICAL_S = 3.0
-#: Under this key of its body a message tells what its sender has waited so far: seconds, turns.
+#: Key of a message's body for the waits of its sender so far: [seconds, timeslices].
 WAITED = "_waited"
 #: From this delay of a wake-up on (seconds) a machine is called busy.
 BUSY_S = 5e-3
@@ -43,27 +42,27 @@ class Waits:
 
     def __init__(self) -> None:
         self._samples: List[Tuple[float, float, int]] = []
-        self._mean = (0.0, 0.0)  # seconds and turns of late
+        self._mean = (0.0, 0.0)  # recent seconds and timeslices
 
-    def add_sample(self, now: float, seconds: float, turns: int) -> None:
-        """Until ``now`` its threads had waited so long in all, and had been given a processor so many times."""
+    def add_sample(self, now: float, seconds: float, timeslices: int) -> None:
+        """Add the totals at ``now``: seconds that its threads have waited, and timeslices that they have received."""
         samples = self._samples
         if samples:
             since_s, before_s, before = samples[-1]
             if now < since_s:
                 return
-            if seconds < before_s or turns < before:
+            if seconds < before_s or timeslices < before:
                 samples.clear()  # another process counts from the beginning
             else:
                 fade = math.exp((since_s - now) / TYPICAL_S)
                 mean_s, mean = self._mean
-                self._mean = (fade * mean_s + seconds - before_s, fade * mean + turns - before)
+                self._mean = (fade * mean_s + seconds - before_s, fade * mean + timeslices - before)
         if samples and now - samples[0][0] > 2 * HISTORY_S:
             del samples[: bisect_left(samples, (now - HISTORY_S, 0.0, 0))]
-        samples.append((now, seconds, turns))
+        samples.append((now, seconds, timeslices))
 
     def take_reported(self, now: float, body: Dict[str, Any]) -> None:
-        """The same from the body of a peer's message, which is rid of it; what is absurd says nothing."""
+        """Remove the totals from the body of a peer's message and add them; implausible ones are ignored."""
         waited = body.pop(WAITED, None)
         if not isinstance(waited, list) or [type(item) for item in waited] != [float, int] or not math.isfinite(now):
             return
@@ -85,16 +84,16 @@ class Waits:
 
     @property
     def typical_s(self) -> float:
-        """Mean wait for a turn, of late (seconds); 0 while nothing is known."""
-        seconds, turns = self._mean
-        return seconds / turns if turns > 0 else 0.0
+        """Recent mean wait for a timeslice (seconds); 0 before the second sample."""
+        seconds, timeslices = self._mean
+        return seconds / timeslices if timeslices > 0 else 0.0
 
 
 class ThreadCounts:
-    """The kernel's counts: of the thread that asks, of libzmq's threads of this process, and of the machine's steal.
+    """Counts of the kernel: for the calling thread, for libzmq's threads of this process, and the machine's steal time.
 
     Args:
-        proc: where the kernel tells.
+        proc: mount point of procfs.
         cores: processors of the machine.
     """
 
@@ -105,10 +104,10 @@ class ThreadCounts:
         self._own_thread = 0
         self._steal: Optional[int] = None
         self._steal_looked_s = self._reported_s = -math.inf
-        self._seconds, self._turns = 0.0, 0
+        self._seconds, self._timeslices = 0.0, 0
 
     def find_threads(self) -> None:
-        """Look which threads there are now; libzmq starts its own with the first socket."""
+        """List the threads that count; call it after the first socket, with which libzmq starts its threads."""
         self._own_thread = threading.get_native_id()
         threads = {self._own_thread}
         with contextlib.suppress(OSError):
@@ -122,12 +121,12 @@ class ThreadCounts:
                 self._threads[thread] = count
 
     def count_total(self, now: float) -> Tuple[float, int]:
-        """Return seconds waited and turns since the first call; zeros where the kernel does not count."""
+        """Return seconds waited and timeslices received since the first call; zeros where the kernel does not count."""
         for thread, before in self._threads.items():
             count = self._read_counts(thread)
             if count is not None:
                 self._seconds += max(0, count[0] - before[0]) / 1e9
-                self._turns += max(0, count[1] - before[1])
+                self._timeslices += max(0, count[1] - before[1])
                 self._threads[thread] = count
         if self._threads and now - self._steal_looked_s >= STEAL_SAMPLE_S:
             self._steal_looked_s = now
@@ -137,14 +136,14 @@ class ThreadCounts:
                 if self._steal is not None:
                     self._seconds += max(0, steal - self._steal) / 100 / self._cores
                 self._steal = steal
-        return self._seconds, self._turns
+        return self._seconds, self._timeslices
 
     def to_body(self, now: float) -> Dict[str, Any]:
         """Return a message's report of them (see :meth:`Waits.take_reported`), no older than :data:`SAMPLE_S`."""
         if now - self._reported_s >= SAMPLE_S:
             self._reported_s = now
             self.count_total(now)
-        return {WAITED: [self._seconds, self._turns]}
+        return {WAITED: [self._seconds, self._timeslices]}
 
     def is_stuck(self) -> bool:
         """Tell whether one of libzmq's threads is runnable now and waits for a processor."""
@@ -156,51 +155,51 @@ class ThreadCounts:
         return False
 
     def _read_counts(self, thread: int) -> Optional[Tuple[int, int]]:
-        """Nanoseconds waited, and turns; None where the kernel does not count or the thread has ended."""
+        """Return nanoseconds waited, and timeslices received; None: the thread has ended, or is not counted."""
         try:
-            _, waited_ns, turns = map(int, (_read_text(f"{self._tasks}/{thread}/schedstat") or "").split())
+            _, waited_ns, timeslices = map(int, (_read_text(f"{self._tasks}/{thread}/schedstat") or "").split())
         except ValueError:
             return None
-        return waited_ns, turns
+        return waited_ns, timeslices
 
 
 class BothEnds:
     """Waits of both ends of a link for their processors.
 
     Attributes:
-        far: the other end's, as its messages tell it.
+        far: waits of the other end, from its messages.
     """
 
     def __init__(self) -> None:
         self._near, self.far, self._counts = Waits(), Waits(), ThreadCounts()
 
     def find_threads(self) -> None:
-        """Look which threads move this end's bytes; the caller is one of them."""
+        """List the threads that move this end's bytes; the caller is one of them."""
         self._counts.find_threads()
 
     def take_sample(self, now: float) -> bool:
-        """Take down how long this end has waited, unless that was done just now; returns whether it was taken down."""
+        """Take a sample of this end's waits if one is due; return whether it was."""
         due = self._near.is_due(now)
         if due:
             self._near.add_sample(now, *self._counts.count_total(now))
         return due
 
     def waited_between(self, begin: float, end: float) -> float:
-        """Return the seconds that both have waited in that time, at most."""
+        """Return an upper bound of the seconds that both ends waited from ``begin`` to ``end``."""
         return self._near.waited_between(begin, end) + self.far.waited_between(begin, end)
 
     def under_way(self, begin: float, end: float) -> float:
-        """The same of a transfer under way: all of the time while one of this end's threads waits."""
+        """Return :meth:`waited_between` for a transfer in flight: all of the time if a thread of this end waits now."""
         return end - begin if self._counts.is_stuck() else self.waited_between(begin, end)
 
     @property
     def typical_s(self) -> Tuple[float, float]:
-        """Mean wait for a turn on this end and on the other, of late (seconds); 0 where that is not known."""
+        """Recent mean waits for a timeslice on this end and on the other (seconds); 0 if not measured."""
         return self._near.typical_s, self.far.typical_s
 
 
 def _read_text(path: str) -> Optional[str]:
-    """The beginning of a file; None if it cannot be read."""
+    """Return the first 512 bytes of a file; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -214,7 +213,7 @@ def _read_text(path: str) -> Optional[str]:
 
 
 def describe_waits(robot_s: float, server_s: float) -> str:
-    """Describe the processors to a person, with the mean waits for a turn on both ends."""
+    """Describe the load of both ends' processors by the mean waits for a timeslice (seconds)."""
     late = [(name, delay_s) for name, delay_s in (("robot", robot_s), ("server", server_s)) if delay_s >= BUSY_S]
     if not late:
         return "not busy"

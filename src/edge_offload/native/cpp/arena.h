@@ -1,9 +1,8 @@
-// Host memory for what the program puts on the device: close together, in huge pages.
+// Host memory of device storages: contiguous, in huge pages.
 //
-// Weights are read from one end to the other in every inference. One allocation of malloc's each, they are spread over pages
-// of 4 kB, and the processor waits for the translation of each of these and for the first line behind it. Memory that
-// becomes free is kept for blocks of its size, as the allocator of a GPU does; a region of which nothing is used any more
-// is emptied, and all such regions but one are given back.
+// Every inference reads all weights. As separate allocations of malloc they are spread over pages of 4 kB, and the processor
+// waits for the address translation and the first line of each page. Free memory is reused for blocks of its size, as by the
+// allocator of a GPU. Of regions without used blocks one is retained, and the others are unmapped.
 #pragma once
 #include "room.h"
 #include "torch_versions.h"
@@ -47,15 +46,15 @@ class Arena final : public since_2_3::Allocator {
   struct Region {
     char* base;
     size_t bytes, used = 0, live = 0;
-    std::deque<Block> blocks;  // what has been cut from it
+    std::deque<Block> blocks;  // its parts, used and free
 
     explicit Region(size_t wanted) : bytes((wanted + kHuge - 1) & ~(kHuge - 1)) {
       auto* mapped = static_cast<char*>(mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
       if (mapped == MAP_FAILED) out_of_memory("Tried to allocate " + in_units(wanted) + ": this machine has no more (edge_offload)");
-      base = mapped + (-reinterpret_cast<uintptr_t>(mapped) & (kHuge - 1));  // whole huge pages
+      base = mapped + (-reinterpret_cast<uintptr_t>(mapped) & (kHuge - 1));  // aligned to huge pages
       if (base > mapped) munmap(mapped, base - mapped);
       if (base < mapped + kHuge) munmap(base + bytes, mapped + kHuge - base);
-      madvise(base, bytes, MADV_HUGEPAGE);  // a kernel that has none says no: pages are small then
+      madvise(base, bytes, MADV_HUGEPAGE);  // fails on kernels without huge pages: then pages are small
     }
     ~Region() { munmap(base, bytes); }
     Region(const Region&) = delete;
@@ -66,7 +65,7 @@ class Arena final : public since_2_3::Allocator {
   std::vector<std::unique_ptr<Region>> regions_;
   std::array<std::vector<Block*>, 64 * kSteps> spare_;  // by size
 
-  // Sizes are rounded up to lines, and to one of eight between two powers of two.
+  // Sizes are rounded up to cache lines, and to one of eight steps between two powers of two.
   static unsigned kind_of(size_t bytes) {
     const size_t lines = (bytes + kLine - 1) / kLine;
     if (lines < kSteps) return static_cast<unsigned>(lines);

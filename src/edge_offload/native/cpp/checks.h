@@ -1,4 +1,4 @@
-// Operators that are refused as a GPU refuses them, and operators whose results are unknown before they have run.
+// Checks of calls: refuses those that a GPU refuses, and recognises results that are unknown before the call has run.
 #pragma once
 #include "state.h"
 
@@ -41,7 +41,7 @@ inline bool has_dynamic_results(const c10::OperatorHandle& op, const Stack& stac
     if (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType) return true;
   }
   const auto& name = schema.name();
-  if (name.rfind("aten::", 0) != 0) return true;  // operators of other libraries do not say: assume the worst
+  if (name.rfind("aten::", 0) != 0) return true;  // operators of other libraries have no such tags
   if (name == "aten::linalg_lstsq") return true;  // shapes depend on values, untagged
   if (!op.hasTag(at::Tag::dynamic_output_shape) && !op.hasTag(at::Tag::data_dependent_output)) return false;
   if (name != "aten::index" && name != "aten::_unsafe_index") return true;
@@ -52,7 +52,7 @@ inline bool has_dynamic_results(const c10::OperatorHandle& op, const Stack& stac
   return false;
 }
 
-inline bool plain(const Key& key) {  // no operand whose bytes need interpreting, which meta kernels do not know of
+inline bool plain(const Key& key) {  // true: no host arrays, and no lazily conjugated or negated operands, which meta kernels do not handle
   if (!key.payloads.empty()) return false;
   for (const auto* t : key.tensors)
     if (t->is_conj() || t->is_neg()) return false;
@@ -60,7 +60,7 @@ inline bool plain(const Key& key) {  // no operand whose bytes need interpreting
 }
 
 inline void check_traceable(const c10::FunctionSchema& schema) {
-  // torch.jit.trace records what these are made of and not them: a trace would have their results as constants
+  // torch.jit.trace records the parts of these and not the operators: their results would become constants of the trace
   static const std::unordered_set<std::string> unseen = {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"};
   TORCH_CHECK_NOT_IMPLEMENTED(!unseen.count(schema.name()), "edge_offload: ", schema.name(),
                               " cannot be traced on the device; use torch.jit.script, or trace on the CPU");

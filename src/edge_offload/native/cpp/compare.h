@@ -1,7 +1,7 @@
-// Whether two tensors are equal: a value, which costs a round trip as any other. Programs that look for constants that are
-// the same (torch.jit does, pair by pair) ask it of the same tensors again and again. So the device remembers the answers
-// as long as neither tensor is written, and compares small constants itself, each of which it reads once. With the first of
-// them it reads others that were made since, which are compared next: folded weights of torch.jit.freeze, most of all.
+// Operator `equal`, with a cache, because each comparison costs a round trip. Programs that search for equal constants
+// (torch.jit does, pair by pair) compare the same tensors many times. Results are cached until one of the tensors is written.
+// Small constants are read once, and compared on the host. With the first of them, others that were made since are read, too:
+// they are often compared next, as the folded weights of torch.jit.freeze.
 #pragma once
 #include "copies.h"
 
@@ -12,9 +12,9 @@ inline uint64_t id_of(const Tensor& t) { return context_of(t.storage().unsafeGet
 template <typename T>
 auto named(const T& t, int) -> decltype(t.has_names()) { return t.has_names(); }
 template <typename T>
-bool named(const T&, long) { return false; }  // releases of torch that have no names of dimensions any more
+bool named(const T&, long) { return false; }  // releases of torch without names of dimensions
 
-// A storage of the device, as bytes.
+// Tensor of all bytes of a device storage.
 inline Tensor all_bytes(const c10::Storage& storage) {
   Out out;
   out.type = at::kByte;
@@ -22,12 +22,12 @@ inline Tensor all_bytes(const c10::Storage& storage) {
   out.strides = {1};
   return make_tensor(storage, out);
 }
-// A device tensor on the host, over the bytes of its storage.
+// Host copy of a device tensor, over the bytes of its storage.
 inline Tensor on_host(const Tensor& t, const Tensor& bytes) {
   return at::empty({0}, at::TensorOptions(t.dtype())).set_(bytes.storage(), t.storage_offset(), t.sizes(), t.strides());
 }
 
-// Constants made since the first comparison whose values are unknown; each is reported once.
+// Adds constants made since the first comparison whose values are unknown, each once.
 inline void add_recent(std::vector<Tensor>* unknown) {
   auto& compared = state().compared;
   std::deque<c10::weak_intrusive_ptr<c10::StorageImpl>> later;
@@ -48,7 +48,7 @@ inline void add_recent(std::vector<Tensor>* unknown) {
   compared.recent.swap(later);
 }
 
-// Reads the unknown constants among `wanted` at once; returns whether all of them are known then.
+// Reads the unknown constants among `wanted` in one go; returns true if the values of all are cached then.
 inline bool read_constants(const std::vector<Tensor>& wanted) {
   auto& compared = state().compared;
   compared.make_room();
@@ -77,10 +77,10 @@ inline bool equal(const Tensor& self, const Tensor& other) {
     return stack.back().toBool();
   };
   auto& s = state();
-  if (s.here || s.per_call) return ask();
+  if (s.local || s.per_call) return ask();
   for (const auto* t : {&self, &other})
     if (!t->defined() || !on_device(*t) || t->layout() != at::kStrided || t->is_conj() || t->is_neg() || named(*t, 0)) return ask();
-  if (self.sizes() != other.sizes()) return false;  // as the kernels do
+  if (self.sizes() != other.sizes()) return false;  // as in torch's kernels
   if (self.numel() == 0) return true;
   BelowAll below;
   Hold hold;
@@ -93,8 +93,8 @@ inline bool equal(const Tensor& self, const Tensor& other) {
   key.put(ids);
   const std::string pair(key.view());
   if (const auto answer = compared.answers.find(pair); answer != compared.answers.end()) return answer->second;
-  const bool here = read_constants({self, other});
-  const bool answer = here ? at::equal(on_host(self, compared.bytes.at(ids[0])), on_host(other, compared.bytes.at(ids[1]))) : ask();
+  const bool are_read = read_constants({self, other});
+  const bool answer = are_read ? at::equal(on_host(self, compared.bytes.at(ids[0])), on_host(other, compared.bytes.at(ids[1]))) : ask();
   compared.make_room();
   for (auto id : ids) compared.named.insert(id);
   compared.answers[pair] = answer;

@@ -1,5 +1,5 @@
-// Operators that torch composes of others, differently on a GPU and on a CPU: they are recorded as one call, so that who
-// computes them goes its own way. Results lie as a GPU's would; where gradients are wanted, the parts are recorded.
+// Operators that torch composes of others, differently on a GPU and on a CPU. They are recorded as one call, so that the
+// executing device chooses. Results have the strides of a GPU's. If gradients are needed, the parts are recorded.
 #pragma once
 #include "dispatch.h"
 
@@ -14,11 +14,11 @@ inline const std::vector<std::string>& recorded_whole() {
   static const std::vector<std::string> names = {"lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data",
       "rnn_relu.input", "rnn_relu.data", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
       "softmax.int", "log_softmax.int", "dropout", "dropout_", "ctc_loss.Tensor", "ctc_loss.IntList", "group_norm",
-      "silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm"};  // kernels of a CPU beside the composite
+      "silu_backward", "mish_backward", "native_channel_shuffle", "_fused_rms_norm"};  // have CPU kernels beside the composite
   return names;
 }
 
-// Operators for which a GPU has kernels of cuDNN's that none of their parts reaches. A CPU computes the parts.
+// Operators with cuDNN kernels on a GPU that none of their parts uses. A CPU computes the parts.
 inline const std::vector<std::string>& whole_on_gpu() {
   static const std::vector<std::string> names = {"batch_norm", "instance_norm", "grid_sampler"};
   return names;
@@ -31,7 +31,7 @@ inline bool wants_gradient(const IValue& v) {
       if (wants_gradient(item)) return true;
   return false;
 }
-// Above autograd. A backend without kernels of its own is where torch keeps what such an operator is made of.
+// Kernel above autograd. torch registers the composite implementation for backends without kernels.
 inline void whole_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t first = stack->size() - op.schema().arguments().size();
   if (at::GradMode::is_enabled() && std::any_of(stack->begin() + first, stack->end(), [](const IValue& v) { return wants_gradient(v); }))
@@ -40,7 +40,7 @@ inline void whole_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet ke
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// A backend without kernels of its own is where torch keeps the parts.
+// Parts of an operator: torch registers them for backends without kernels.
 inline void parts(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradXLA), stack); }
 inline void whole_on_gpu_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (state().gpu) whole_or_parts(op, keys, stack);
@@ -51,7 +51,7 @@ inline void boxed_on_gpu(const c10::OperatorHandle& op, Stack* stack) {
   else parts(op, stack);
 }
 
-// Cells of recurrent networks where gradients are wanted: a GPU has them fused, a CPU computes these parts.
+// Cells of recurrent networks if gradients are needed: fused on a GPU; a CPU computes these parts.
 inline Tensor with_bias(const Tensor& gates, const optional<Tensor>& bias) { return bias && bias->defined() ? gates + *bias : gates; }
 inline std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& input, const Tensor& hidden, const Tensor& cx,
                                                     const optional<Tensor>& input_bias, const optional<Tensor>& hidden_bias) {
@@ -67,7 +67,8 @@ inline std::tuple<Tensor, Tensor> gru_cell(const Tensor& input, const Tensor& hi
   return {(hx - fresh) * update + fresh, Tensor()};
 }
 
-// A CPU normalises channels that lie last as they lie, a GPU copies them first: the bits of the one, the strides of the other.
+// Group normalisation of channels-last tensors: a CPU computes without a copy, a GPU copies first. Bits as of a CPU, strides
+// as of a GPU.
 inline Tensor group_norm(const Tensor& input, int64_t groups, const optional<Tensor>& weight, const optional<Tensor>& bias,
                          double eps, bool cudnn) {
   if (input.suggest_memory_format() == at::MemoryFormat::Contiguous) return at::native::group_norm(input, groups, weight, bias, eps, cudnn);

@@ -1,4 +1,4 @@
-// One call of the device computed in this process: on tensors of the host over the memory behind its storages.
+// Computes one call of the device in this process, on host tensors over the memory behind its storages.
 #pragma once
 #include "checks.h"
 #include "memory.h"
@@ -6,14 +6,14 @@
 
 namespace edge_offload {
 
-struct Facts {  // of an operator, worked out once
+struct Facts {  // of an operator, cached
   bool writes = false;
   bool random = false;
-  bool steps = false;                      // a step of an optimizer: its numbers are others every time
-  int generator = -1;                      // argument that names a generator
-  int train = -1;                          // whether it draws at all
-  int statistics = -1;                     // the first of two arguments that are written if the one behind them is true
-  c10::SmallVector<uint32_t, 2> written;   // arguments that are written
+  bool steps = false;                      // step of an optimizer, whose numbers change every time
+  int generator = -1;                      // position of the generator argument; -1: none
+  int train = -1;                          // position of an argument that is false if nothing is drawn; -1: none
+  int statistics = -1;                     // position of two arguments that are written if the one behind them is true; -1: none
+  c10::SmallVector<uint32_t, 2> written;   // positions of arguments that are written
 };
 inline const Facts& facts_of(const c10::OperatorHandle& op) {
   static thread_local std::unordered_map<const c10::FunctionSchema*, Facts> cache;
@@ -35,12 +35,12 @@ inline const Facts& facts_of(const c10::OperatorHandle& op) {
   return cache.emplace(&schema, std::move(facts)).first->second;
 }
 
-// Whether nobody else holds a result of the host or its memory.
+// Returns true if nothing else refers to a host result or its memory.
 inline bool is_fresh(const Tensor& host) {
   return host.defined() && host.use_count() == 1 && host.has_storage() && host.storage().use_count() == 1 &&
          host.layout() == at::kStrided && host.device().is_cpu() && !host.is_quantized() && !host.is_nested() && !host.is_conj() && !host.is_neg();
 }
-// The device tensor that such a result becomes.
+// Makes a device tensor of such a result.
 [[gnu::noinline, gnu::hot]] inline Tensor give_fresh(Tensor&& host, bool in_segment) {
   auto* mine = host.unsafeGetTensorImpl();
   auto* context = new_context(in_segment, host.storage().nbytes());
@@ -49,7 +49,7 @@ inline bool is_fresh(const Tensor& host) {
   auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(kKey), mine->dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(mine->sizes(), mine->strides(), mine->storage_offset());
   context->memory = host.storage();
-  context->looked[0].store(host.unsafeReleaseTensorImpl(), std::memory_order_release);
+  context->host_tensors[0].store(host.unsafeReleaseTensorImpl(), std::memory_order_release);
   return made;
 }
 
@@ -57,7 +57,7 @@ class Computing {
  public:
   Computing(const c10::OperatorHandle& op, const Facts& facts) : op_(op), facts_(facts) {}
 
-  // Leaves the host's results on the stack.
+  // Runs the call; leaves host results on the stack.
   void run(Stack* stack, size_t first) {
     const auto& schema = op_.schema();
     if (torch::jit::tracer::isTracing()) check_traceable(schema);
@@ -79,20 +79,20 @@ class Computing {
     if (facts_.random && facts_.generator < 0 && !off) drawing.emplace();
     try {
       in_host_memory([&] {
-        if (lazy_) op_.callBoxed(stack);  // what is conjugated or negated lazily is done so first
+        if (lazy_) op_.callBoxed(stack);  // the dispatcher resolves lazy conjugation and negation first
         else op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
       });
-    } catch (const c10::NotImplementedError& error) {  // torch lists every backend there is, a line for each
+    } catch (const c10::NotImplementedError& error) {  // torch's message has a line for every backend
       const std::string text = error.what_without_backtrace();
       TORCH_CHECK_NOT_IMPLEMENTED(text.find('\n') == std::string::npos, "operator '", schema.name(), "' has no kernel for a CPU (edge_offload)");
       throw;
     }
   }
 
-  // The same for a call that is not boxed: its tensors one by one.
+  // Takes one operand of a call that is not boxed; returns its host tensor.
   Tensor take(const Tensor& t) { return take(Tensor(t)); }
 
-  // Makes device tensors of the results; `described`: what they are to those of the call.
+  // Replaces host results by device tensors; `described`: gets their metadata.
   void give(Stack* stack, size_t first, bool in_segment, std::vector<Return>* described) {
     if (facts_.writes) for (auto& operand : operands_) follow(operand);
     for (size_t i = first; i < stack->size(); ++i) {
@@ -115,7 +115,7 @@ class Computing {
     }
   }
 
-  // The device tensor that a result of the host is; `outs`: what it is to the tensors of the call.
+  // Returns the device tensor of a host result; `outs`: gets its metadata.
   Tensor wrap(const Tensor& result, bool in_segment, std::vector<Out>* outs = nullptr) {
     Out out;
     if (!result.defined()) { if (outs) outs->push_back(out); return Tensor(); }
@@ -130,7 +130,7 @@ class Computing {
     TORCH_CHECK_NOT_IMPLEMENTED(!result.is_nested() && result.layout() == at::kStrided && result.has_storage() && result.device().is_cpu() && !result.is_quantized(),
                                 "a ", result.toString(), " result of ", op_.schema().name(), " is not supported on the device (edge_offload)");
     Tensor host = result;
-    for (const auto& mine : hosts_)  // the program's own memory is not the device's
+    for (const auto& mine : hosts_)  // a result may not share memory with the program's host tensors
       if (mine.unsafeGetStorageImpl() == host.storage().unsafeGetStorageImpl()) { host = host.clone(); break; }
     c10::Storage storage;
     c10::SmallVector<c10::StorageImpl*, 8> distinct;  // numbered by first use, as in the key
@@ -147,7 +147,7 @@ class Computing {
       storage = new_storage(host.storage().nbytes(), in_segment);
       auto* context = context_of(storage.unsafeGetStorageImpl());
       context->memory = host.storage();
-      look(context, host);
+      remember_host_tensor(context, host);
       made_.emplace_back(storage, host.storage());
       out.kind = Out::kNew;
       out.ref = 0;
@@ -162,9 +162,9 @@ class Computing {
   const c10::OperatorHandle& op_;
   const Facts& facts_;
   c10::SmallVector<Operand, 8> operands_;
-  c10::SmallVector<c10::Storage, 2> hosts_;                                  // of the program's own host tensors
+  c10::SmallVector<c10::Storage, 2> hosts_;                                  // of host tensors among the operands
   c10::SmallVector<std::pair<c10::Storage, c10::Storage>, 2> made_;          // on the device and on the host
-  int host_arrays_ = 0;                                                      // ... that are not single numbers
+  int host_arrays_ = 0;                                                      // number of host tensors that are not single numbers
   bool lazy_ = false;
 
   void take(IValue& v) {
@@ -207,7 +207,7 @@ class Computing {
     v = generator_of(edge_offload_number(generator.unsafeGetGeneratorImpl()));
   }
 
-  // What became of the size and memory of an operand.
+  // Updates the size and memory of a written operand.
   void follow(const Operand& operand) {
     auto* device = operand.device.unsafeGetTensorImpl();
     auto* host = operand.host.unsafeGetTensorImpl();

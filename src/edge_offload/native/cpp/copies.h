@@ -1,4 +1,4 @@
-// What crosses between host and device: allocation, copies, reads, and the state of random generators.
+// Allocation, copies between host and device, reads, and the state of random generators.
 #pragma once
 #include "dispatch.h"
 
@@ -8,7 +8,7 @@ inline c10::DataPtr RemoteAllocator::allocate(size_t bytes) {
   auto& s = state();
   const auto most = std::numeric_limits<int64_t>::max();
   const int64_t wanted = bytes > static_cast<size_t>(most) ? most : static_cast<int64_t>(bytes);
-  if (s.here) {
+  if (s.local) {
     std::optional<Hold> hold;
     auto fate = Fate::kCompute;
     if (s.watched) hold.emplace();
@@ -34,7 +34,7 @@ inline void grow(const c10::Storage& storage, int64_t bytes) {
   auto* implementation = storage.unsafeGetStorageImpl();
   check_room(bytes - static_cast<int64_t>(storage.nbytes()));
   if (state().lagging) Streams::all().run(Streams::current());
-  if (state().here) {
+  if (state().local) {
     const auto fill = [&](Key& key) { key.tag('S'); key.storage(implementation); key.tag('I'); key.put(bytes); };
     if (!state().watched || note_or_wait(kResize, fill) != Fate::kWait) {
       if (state().watched) writes(implementation);
@@ -54,7 +54,7 @@ inline void grow(const c10::Storage& storage, int64_t bytes) {
 inline void on_seed(int64_t generator, uint64_t seed) {
   if (!state().installed) return;
   Hold hold;
-  if (state().here) {
+  if (state().local) {
     if (state().watched) give_up("draws random numbers");
     auto mine = generator_of(generator);
     std::lock_guard<std::mutex> drawing(mine.mutex());
@@ -78,7 +78,7 @@ inline Tensor read(const Tensor& source) {
 
 inline Tensor get_state(int64_t generator) {
   Hold hold;
-  if (state().here) return state_of(generator_of(generator));
+  if (state().local) return state_of(generator_of(generator));
   note_special(kState, [&](Key& key) { key.tag('I'); key.put(generator); });
   Tensor state;
   flush(kRead, [&](const py::object& result) { state = py::cast<Tensor>(result); });
@@ -87,7 +87,7 @@ inline Tensor get_state(int64_t generator) {
 inline void set_state(int64_t generator, const Tensor& state) {
   TORCH_CHECK(state.device().is_cpu() && state.scalar_type() == at::kByte && state.layout() == at::kStrided, "RNG state must be a torch.ByteTensor");
   Hold hold;
-  if (edge_offload::state().here) {
+  if (edge_offload::state().local) {
     if (edge_offload::state().watched) give_up("draws random numbers");
     restore(generator_of(generator), state);
     return;
@@ -114,7 +114,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     if (self.numel() == 0) return self;
     TORCH_CHECK(source.layout() == at::kStrided, "edge_offload: cannot copy a ", source.layout(), " tensor to the device");
     if (state().lagging) { BelowAll below; upload_later(self, source, non_blocking); return self; }
-    if (state().here) { write_here(self, source); return self; }
+    if (state().local) { write_on_host(self, source); return self; }
     Hold hold;
     note_special(kUpload, [&](Key& key) {
       key.tensor(self);
@@ -128,7 +128,7 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   TORCH_CHECK(self.device().is_cpu(), "edge_offload: cannot copy from the virtual device to ", self.device());
   if (source.numel() == 0) return self;
   if (state().lagging) { BelowAll below; download_later(self, source, non_blocking); return self; }
-  if (state().here) { read_here(source, [&](const Tensor& host) { copy_here(self, host); }); return self; }
+  if (state().local) { read_on_host(source, [&](const Tensor& host) { copy_on_host(self, host); }); return self; }
   Hold hold;
   Tensor host = read(source);
   return self.copy_(host);
@@ -136,9 +136,9 @@ inline Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
 
 inline at::Scalar local_scalar_dense(const Tensor& self) {
   if (state().lagging) Streams::all().wait(Streams::current());
-  if (state().here) {
+  if (state().local) {
     at::Scalar value;
-    read_here(self, [&](const Tensor& host) { value = host.item(); });
+    read_on_host(self, [&](const Tensor& host) { value = host.item(); });
     return value;
   }
   Hold hold;

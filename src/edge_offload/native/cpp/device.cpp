@@ -1,7 +1,7 @@
 // The virtual CUDA device: tensors whose storage is a number, and a recorder of the calls made on them.
 //
 // Every functional operator on the CUDA key runs one boxed kernel (dispatch.h). It notes the call in the pending segment
-// (segment.h) and hands out results whose metadata is known from an earlier, identical call (results.h). A host read, a
+// (segment.h) and returns results with the cached metadata of an earlier, identical call (results.h). A host read, a
 // result whose shape depends on data, or a call never seen before ends the segment: Python (the handler) has it executed
 // (flush.h). This file puts the kernels into the dispatcher; one translation unit, because torch's headers cost most.
 #include "compare.h"
@@ -24,19 +24,19 @@ const std::unordered_set<std::string>& expanded() {
       "clone", "lift", "lift_fresh", "detach", "alias", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones", "rand",
       "randn", "rand.generator", "randn.generator", "randint", "randint.low", "randint.generator", "randint.low_generator", "normal.float_float",
       "arange", "arange.start", "arange.start_step", "scalar_tensor", "_lazy_clone", "to_padded_tensor", "is_same_size", "_unsafe_view",
-      "convolution",  // torch.jit.trace sees only what it becomes
+      "convolution",  // torch.jit.trace sees only its expansion
       "_is_all_true", "_is_any_true", "_assert_tensor_metadata", "_has_same_storage_numel", "_print", "_pack_padded_sequence",
       "_nested_tensor_from_tensor_list", "eye", "eye.m", "linspace", "logspace", "is_pinned", "_pin_memory", "empty.names", "empty_permuted", "randperm", "randperm.generator"};
   return names;
 }
-const std::unordered_set<std::string>& answered_here() {
+const std::unordered_set<std::string>& answered_locally() {
   static const std::unordered_set<std::string> names = {"empty.memory_format", "empty_strided", "copy_", "_local_scalar_dense", "view",
       "as_strided", "_reshape_alias", "unfold", "resize_", "set_", "set_.source_Storage", "set_.source_Storage_storage_offset",
       "set_.source_Tensor", "is_set_to", "record_stream", "equal"};
   return names;
 }
 
-// torch says that a kernel is being replaced, for each of a thousand. It is meant to be.
+// Suppresses torch's warnings that a kernel is being replaced, one for each of a thousand.
 class Quiet final : public c10::WarningHandler {
  public:
   Quiet() : guard_(this) {}
@@ -46,7 +46,7 @@ class Quiet final : public c10::WarningHandler {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
-// Up to torch 2.6 page-locked memory is made by kernels of the CUDA key.
+// Page-locked memory: up to torch 2.6 kernels of the CUDA key allocate it.
 bool is_pinned(const Tensor& self, optional<at::Device>) {
   return self.device().is_cpu() && self.defined() && self.has_storage() && at::detail::getCUDAHooks().isPinnedPtr(const_cast<void*>(static_cast<const void*>(self.storage().data())));
 }
@@ -65,7 +65,7 @@ bool is_view(const c10::OperatorHandle& op) {
   return false;
 }
 
-// Operators of other libraries (torchvision) whose own CUDA kernels have been loaded since the last time.
+// Replaces CUDA kernels of other libraries (torchvision) that were loaded since the last call; returns how many.
 int adopt() {
   static auto* adopted = new std::unordered_set<std::string>;
   static auto* libraries = new std::unordered_map<std::string, std::unique_ptr<torch::Library>>;
@@ -117,7 +117,7 @@ int install(py::object handler) {
     if (!entry) entry = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
     return *entry;
   };
-  const auto typed = s.here ? put_typed(*library) : std::unordered_set<std::string>();
+  const auto typed = s.local ? put_typed(*library) : std::unordered_set<std::string>();
   auto& dispatcher = c10::Dispatcher::singleton();
   if (!dispatcher.findSchemaOrThrow("aten::_pin_memory", "").hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) {
     library->impl("is_pinned", &is_pinned);
@@ -135,9 +135,9 @@ int install(py::object handler) {
       library->impl(short_name.c_str(), torch::CppFunction::makeFromBoxedFunction<&composed>());
       continue;
     }
-    if (answered_here().count(short_name) || expanded().count(short_name) || typed.count(short_name)) continue;
+    if (answered_locally().count(short_name) || expanded().count(short_name) || typed.count(short_name)) continue;
     if (is_view(*op)) continue;  // metadata only: torch expresses it through as_strided, which is answered here
-    if (!op->hasKernelForDispatchKey(kKey)) {  // a build with CUDA has kernels for the key: all of them are replaced
+    if (!op->hasKernelForDispatchKey(kKey)) {  // a build with CUDA has kernels for the key, which are all replaced
       if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
       if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) continue;
     }
@@ -160,8 +160,8 @@ int install(py::object handler) {
     library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_on_gpu>());
     ++registered;
   }
-  auto* own = new torch::Library(torch::Library::IMPL, "edge_offload", kKey, __FILE__, __LINE__);
-  own->impl("composed", torch::CppFunction::makeFromBoxedFunction<&boxed>());
+  auto* extension = new torch::Library(torch::Library::IMPL, "edge_offload", kKey, __FILE__, __LINE__);
+  extension->impl("composed", torch::CppFunction::makeFromBoxedFunction<&boxed>());
   registered += adopt();
   c10::SetAllocator(kDevice, &allocator(), 1);
   using Set = void (*)(void (*)(int64_t, uint64_t), Tensor (*)(int64_t), void (*)(int64_t, const Tensor&));
@@ -181,10 +181,10 @@ void synchronize() {
   py::gil_scoped_release release;
   Hold hold;
   if (state().lagging) Streams::all().wait_all();
-  if (state().here) { if (state().waiting) leave(); return; }
+  if (state().local) { if (state().waiting) leave(); return; }
   flush(kBarrier);
 }
-// The bytes of a storage where they are, or None.
+// Host memory of a storage as bytes, without a copy; None if it has none.
 py::object memory(uint64_t id) {
   auto& s = state();
   c10::Storage storage;
@@ -225,14 +225,14 @@ py::list describe(const std::vector<Return>& returns) {
   }
   return described;
 }
-// Name, key, and the results that were worked out here (None if the server says what they are).
+// Name, key, and the results that were inferred in this process (None: the server returns them).
 py::tuple entry_of(uint32_t index) {
   const auto& entry = *state().by_index.at(index);
   return py::make_tuple(entry.name, py::bytes(entry.key.substr(sizeof(void*))),
                         entry.claimed ? py::object(describe(entry.returns)) : py::object(py::none()));
 }
-// Calls like others with other sizes, (number of the other, key, results): what the server said of them before the
-// program has made them. Returns their numbers. For the handler.
+// Adds entries of calls that the program has not made yet: (number of a like call with other sizes, key, results of the
+// server). Returns their numbers. Called by the handler.
 std::vector<uint32_t> foretell(const py::list& calls) {
   auto& s = state();
   std::vector<uint32_t> numbers;
@@ -243,13 +243,13 @@ std::vector<uint32_t> foretell(const py::list& calls) {
     const std::string key = like.key.substr(0, sizeof(void*)) + call[1].cast<std::string>();
     auto match = s.entries.find(key);
     auto* entry = match != s.entries.end() ? match->second.get() : intern(key, like.name);
-    if (!entry->dynamic && (!entry->known || (entry->claimed && !entry->compared))) {
-      const c10::FunctionSchema* schema = nullptr;  // what the key of an operator begins with
+    if (!entry->dynamic && (!entry->cached || (entry->claimed && !entry->compared))) {
+      const c10::FunctionSchema* schema = nullptr;  // an operator's key begins with it
       std::memcpy(&schema, key.data(), sizeof(schema));
       auto returns = parse_returns(call[2], *schema);
       if (entry->claimed && !same(entry->returns, returns)) throw py::value_error(entry->name);
       entry->returns = std::move(returns);
-      entry->known = entry->compared = true;
+      entry->cached = entry->compared = true;
     }
     numbers.push_back(entry->index);
   }
@@ -260,8 +260,8 @@ const c10::FunctionSchema* schema_of(const std::string& name) {
   auto op = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
   return op ? &op->schema() : nullptr;
 }
-// Operators whose results' metadata is worked out here: whatever the operands are; and, in each way, those for which it
-// is right, with the layouts in which it is (rules.h).
+// Sets the operators whose results' metadata is inferred in this process: `always`, for all operands; `ways`: per way, with
+// the layouts in which it is correct (rules.h).
 void trust(const std::vector<std::string>& always, const std::array<std::map<std::string, int>, kWays>& ways) {
   auto& s = state();
   s.trusted.clear();
@@ -272,9 +272,9 @@ void trust(const std::vector<std::string>& always, const std::array<std::map<std
     for (const auto& [name, layouts] : ways[way])
       if (const auto* schema = schema_of(name)) s.exact[schema][way] = layouts;
 }
-py::bytes words_of(uint32_t segment) {
-  const auto& words = state().known.at(segment)->words;
-  return py::bytes(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint32_t));
+py::bytes code_of(uint32_t segment) {
+  const auto& code = state().defined_segments.at(segment)->code;
+  return py::bytes(reinterpret_cast<const char*>(code.data()), code.size() * sizeof(uint32_t));
 }
 py::dict counters() {
   auto& s = state();
@@ -283,7 +283,7 @@ py::dict counters() {
   d["hits"] = s.count_hits;
   d["flushes"] = s.count_flushes;
   d["entries"] = s.by_index.size();
-  d["segments"] = s.known.size();
+  d["segments"] = s.defined_segments.size();
   const int64_t taken = s.taken, given = s.given;
   d["allocated"] = taken - given;
   d["peak"] = s.room.peak.load();
@@ -311,19 +311,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("adopt", &adopt);
   m.def("synchronize", &synchronize);
   m.def("entry", &entry_of);
-  m.def("words", &words_of);
+  m.def("segment_code", &code_of);
   m.def("foretell", &foretell);
   m.def("expect", [](int64_t segment, size_t payloads) { state().expected = segment; state().expected_payloads = payloads; },
         py::arg("segment"), py::arg("payloads") = 0);
-  m.def("read_alone", [] { state().compared.recent.clear(); });  // storages were lost: none is read that the program does not use
+  m.def("read_alone", [] { state().compared.recent.clear(); });  // after a loss of storages: read only those that the program uses
   m.def("trust", &trust);
-  m.def("suppose", [](bool on, const std::vector<std::string>& asked) {
+  m.def("suppose", [](bool on, const std::vector<std::string>& excluded) {
     state().supposes = on;
-    state().asked.clear();
-    for (const auto& name : asked)
-      if (const auto* schema = schema_of(name)) state().asked.insert(schema);
+    state().never_supposed.clear();
+    for (const auto& name : excluded)
+      if (const auto* schema = schema_of(name)) state().never_supposed.insert(schema);
   });
-  m.def("distrust", [](const std::string& name) {  // for the handler: the server found otherwise what an operator's result is
+  m.def("distrust", [](const std::string& name) {  // called by the handler: the server's result differs from the inferred one
     if (const auto* schema = schema_of(name)) state().distrusted.insert(schema);
     forget();
   });
@@ -331,16 +331,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("surveyed", [] { return state().surveyed; });
   m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
-  m.def("computed_by_gpu", [](bool on) { Hold hold; state().gpu = on && !state().here; });
+  m.def("computed_by_gpu", [](bool on) { Hold hold; state().gpu = on && !state().local; });
   m.def("compute_here", [](bool watched, double look_s) {
     auto& s = state();
     TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use");
-    s.here = true;
+    s.local = true;
     s.watched = watched;
-    s.look = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
+    s.report_interval = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
   }, py::arg("watched"), py::arg("look_s") = 0.0);
   m.def("lag", [](uint32_t seed) {
-    TORCH_CHECK(state().here && !state().watched && state().next_id == 1, "edge_offload: calls lag where this process computes all of them");
+    TORCH_CHECK(state().local && !state().watched && state().next_id == 1, "edge_offload: calls lag where this process computes all of them");
     state().lagging = true;
     Streams::all().seed = seed;
   });
@@ -357,10 +357,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("follow", [](int64_t stream, std::shared_ptr<Mark> mark) { Streams::all().follow(stream, mark); }, unlocked);
   m.def("wait_for_stream", [](int64_t stream) { Streams::all().wait(stream); }, unlocked);
   m.def("cross", [](const Tensor& t) { context_of(t.storage().unsafeGetStorageImpl())->crossed = true; });
-  m.def("keep", [](bool on) { state().keep = on; });
-  m.def("owing", [](bool on) { state().owing = on; });
+  m.def("report_bytes", [](bool on) { state().reports_bytes = on; });
+  m.def("report_writes", [](bool on) { state().reports_writes = on; });
   m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });
-  m.def("rest_in", [](std::vector<uint32_t> segments) { state().known_here = std::move(segments); });
+  m.def("rest_in", [](std::vector<uint32_t> segments) { state().local_segments = std::move(segments); });
   m.def("memory", &memory);
   m.def("counters", &counters);
   m.def("reset_peak", [] {

@@ -21,7 +21,7 @@ inline void note_writes(const c10::OperatorHandle& op, const Stack& stack, size_
 }
 
 inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
-  if (state().here) { compute(op, stack); return; }
+  if (state().local) { compute(op, stack); return; }
   Hold hold;
   auto& s = state();
   forget_if_many();
@@ -41,28 +41,28 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     check_written(schema, *stack, first);
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
-    bool here = !dynamic && schema.returns().empty() && facts_of(op).writes;  // nothing is to be known
-    if (!here && !dynamic && plain(key) && !s.distrusted.count(&schema)) {
+    bool inferred = !dynamic && schema.returns().empty() && facts_of(op).writes;  // no results
+    if (!inferred && !dynamic && plain(key) && !s.distrusted.count(&schema)) {
       if (s.survey) surveyed.guess(op, *stack, first, key);
       else if (s.trusted.count(&schema)) {
-        returns = MetaRun().run(op, *stack, first, key);  // raises what eager execution would raise
-        here = true;
+        returns = MetaRun().run(op, *stack, first, key);  // raises the errors of eager execution
+        inferred = true;
       } else if (const auto match = s.exact.find(&schema); match != s.exact.end()) {
         const auto layouts = layouts_needed(key);
-        for (int way = 0; way < kWays && !here; ++way)
-          here = (match->second[way] & layouts) == layouts && work_out(op, *stack, first, key, way, &returns);
+        for (int way = 0; way < kWays && !inferred; ++way)
+          inferred = (match->second[way] & layouts) == layouts && infer_results(op, *stack, first, key, way, &returns);
       }
-      if (!here && !s.survey) here = supposed.work_out(op, *stack, first, key, &returns);
+      if (!inferred && !s.survey) inferred = supposed.infer_results(op, *stack, first, key, &returns);
     }
     entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
-    entry->known = entry->claimed = here;
+    entry->cached = entry->claimed = inferred;
     entry->returns = std::move(returns);
   }
-  if (entry->known) check_room(new_bytes(entry->returns));
+  if (entry->cached) check_room(new_bytes(entry->returns));
   if (s.compared.used) note_writes(op, *stack, first);
   note(entry, key);
-  if (entry->known) {
+  if (entry->cached) {
     ++s.count_hits;
     give_results(entry->returns, key, stack, arguments, true);
     after_call();
@@ -76,9 +76,9 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
   supposed.judge(returns);
   give_results(returns, key, stack, arguments, false);
   const int64_t bytes = new_bytes(returns), in_use = s.taken - s.given;
-  if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->known = true; }  // else it was forgotten
+  if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->cached = true; }  // else the entry was evicted
   if (in_use <= s.room.limit) return;
-  torch::jit::drop(*stack, schema.returns().size());  // the server knows of what is dropped here
+  torch::jit::drop(*stack, schema.returns().size());  // these results exist on the server, too
   s.room.refuse(bytes, in_use - bytes);
 }
 

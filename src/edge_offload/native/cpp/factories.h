@@ -15,9 +15,9 @@ inline Tensor empty_memory_format(c10::SymIntArrayRef size, optional<at::ScalarT
   check_device(device);
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "edge_offload: layout ", *layout, " is not supported on the device");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
-  if (state().here && size.size() == 1 && size[0] == 0) {
+  if (state().local && size.size() == 1 && size[0] == 0) {
     Entered entered;
-    if (entered.at_once) return empty_here(c10::scalarTypeToTypeMeta(dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()))));
+    if (entered.at_once) return empty_on_host(c10::scalarTypeToTypeMeta(dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype()))));
   }
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator(), c10::DispatchKeySet(kKey),
                                    dtype.value_or(at::typeMetaToScalarType(at::get_default_dtype())), format);

@@ -1,4 +1,4 @@
-// Handing the pending segment to Python, which has it executed.
+// Passes the pending segment to Python, which has it executed.
 #pragma once
 #include "segment.h"
 
@@ -12,15 +12,15 @@ inline uint32_t identify(const Segment& segment, bool* fresh) {
   const Bytes128 hash{segment.hash[0], segment.hash[1]};
   auto range = s.segments.equal_range(hash);
   for (auto it = range.first; it != range.second; ++it)
-    if (s.known[it->second]->words == segment.words) { *fresh = false; return it->second; }
-  const uint32_t id = s.known.size();
-  s.known.push_back(std::make_unique<Known>(Known{id, segment.words}));
+    if (s.defined_segments[it->second]->code == segment.code) { *fresh = false; return it->second; }
+  const uint32_t id = s.defined_segments.size();
+  s.defined_segments.push_back(std::make_unique<DefinedSegment>(DefinedSegment{id, segment.code}));
   s.segments.emplace(hash, id);
   *fresh = true;
   return id;
 }
 
-// The handler is running: what it does with host tensors is no part of what the program traces or overrides.
+// Scope in which the handler runs: its work on host tensors is neither traced nor overridden as the program's.
 class Busy {
  public:
   Busy() : tracing_(torch::jit::tracer::getTracingState()), functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
@@ -44,7 +44,7 @@ class Busy {
   at::impl::TorchFunctionDisabledState functions_;
 };
 
-// The pending segment, which ends here, and the storages that have died.
+// Ends the pending segment, and takes the list of dropped storages.
 struct Ended {
   Segment segment;
   std::vector<Death> deaths;
@@ -56,20 +56,20 @@ struct Ended {
     auto& s = state();
     segment = std::move(s.pending);
     s.pending = Segment();
-    s.pending.words.reserve(std::min(segment.words.size(), kFlushWords));  // the next one is often as long
+    s.pending.code.reserve(std::min(segment.code.size(), kFlushLength));  // the next segment is often as long
     epoch = s.epoch++;
-    base = segment.words.empty() ? s.next_id.load() : segment.base;
+    base = segment.code.empty() ? s.next_id.load() : segment.base;
     id = identify(segment, &fresh);
     { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
-    s.room.untold = 0;
+    s.room.unreported = 0;
     ++s.count_flushes;
   }
 };
-struct Told {  // the same for Python, which must hold the GIL
+struct SegmentReport {  // an ended segment as Python objects; the caller holds the GIL
   py::list dead, freed, live, payloads;
   py::bytes numbers;
 
-  explicit Told(const Ended& ended)
+  explicit SegmentReport(const Ended& ended)
       : numbers(reinterpret_cast<const char*>(ended.segment.numbers.data()), ended.segment.numbers.size() * sizeof(Number)) {
     for (const auto& death : ended.deaths) {
       if (death.fresh && death.epoch == ended.epoch) dead.append(death.canonical); else freed.append(death.id);
@@ -79,42 +79,42 @@ struct Told {  // the same for Python, which must hold the GIL
   }
 };
 
-// Runs `use(result)` under the GIL on what the handler returned.
+// Calls the handler, and runs `use(result)` on its result under the GIL.
 template <typename Use>
 inline void flush(Reason reason, Use use) {
   auto& s = state();
   Ended ended;
   py::gil_scoped_acquire gil;
-  Told report(ended);
+  SegmentReport report(ended);
   Busy busy;
   py::object result;
   try {
     result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
         ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, ended.segment.calls);
   } catch (...) {
-    s.compared.recent.clear();  // some of it may not be there
+    s.compared.recent.clear();  // some of these storages may not exist on the server
     throw;
   }
   use(result);
 }
 inline void flush(Reason reason) { flush(reason, [](const py::object&) {}); }
 
-// Room for so many bytes, looked for before a call that makes them is noted: what the server has not heard to be dropped is
-// told first where it is in the way.
+// Checks that there is room for so many bytes, before a call that makes them is noted. If needed, storages that were
+// dropped are reported to the server first.
 inline void check_room(int64_t bytes) {
   auto& s = state();
   const int64_t in_use = s.taken - s.given;
   if (bytes > s.mark - in_use && bytes > s.room.limit - in_use) s.room.refuse(bytes, in_use);
-  if (!s.here && bytes > s.room.limit - in_use - s.room.untold && !s.pending.words.empty()) flush(kAsync);
+  if (!s.local && bytes > s.room.limit - in_use - s.room.unreported && !s.pending.code.empty()) flush(kAsync);
 }
 
 inline void announce_if_complete() {
   auto& s = state();
   if (s.expected < 0) return;
-  const auto& announced = *s.known[s.expected];
-  const auto& words = s.pending.words;
-  if (s.pending.payloads.size() != s.expected_payloads || words.size() > announced.words.size() ||
-      !std::equal(words.begin(), words.end(), announced.words.begin()))
+  const auto& announced = *s.defined_segments[s.expected];
+  const auto& code = s.pending.code;
+  if (s.pending.payloads.size() != s.expected_payloads || code.size() > announced.code.size() ||
+      !std::equal(code.begin(), code.end(), announced.code.begin()))
     return;
   s.expected = -1;
   py::gil_scoped_acquire gil;
@@ -128,7 +128,7 @@ inline void announce_if_complete() {
 inline void after_call() {
   auto& s = state();
   if (s.per_call) flush(kCall);
-  else if (s.pending.payload_bytes > kFlushBytes || s.pending.words.size() > kFlushWords) flush(kAsync);
+  else if (s.pending.payload_bytes > kFlushBytes || s.pending.code.size() > kFlushLength) flush(kAsync);
 }
 
 }  // namespace edge_offload

@@ -54,7 +54,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 
-// What a profiler asks of the device: when something runs there is not known here, so events stay empty, which means no time.
+// Events of a profiler: this process does not know when calls run on the server, so they stay empty (no time).
 struct Stubs final : public torch::profiler::impl::ProfilerStubs {
   using Event = edge_offload::since_2_1::ProfilerEvent;
   void record(edge_offload::since_2_3::DeviceIndexOfProfiler* device, Event*, int64_t* cpu_ns) const {
@@ -132,7 +132,7 @@ struct PinnedAllocator final : public edge_offload::since_2_3::Allocator {
 
 }  // namespace
 
-// A new generator: torch up to 2.4 makes its own kind, where it is built with CUDA.
+// Makes a generator; torch up to 2.4 makes its own kind if it is built with CUDA.
 extern "C" __attribute__((visibility("default"))) void edge_offload_generator(at::Generator* made) {
   at::globalContext().defaultGenerator(c10::Device(kDevice, 0));  // takes number 0
   *made = at::Generator(c10::make_intrusive<RemoteGenerator>());
@@ -152,7 +152,7 @@ extern "C" __attribute__((visibility("default"))) void edge_offload_callbacks(
 namespace at {  // the registry looks for the class in at::
 struct EdgeOffloadHooks final : public at::CUDAHooksInterface {
   using Number = edge_offload::since_2_1::DeviceNumber;
-  static inline std::atomic<int64_t> plans{4096};  // of Fourier transforms, that a program lets a GPU keep
+  static inline std::atomic<int64_t> plans{4096};  // capacity of the cache of FFT plans, as a program sets it
   explicit EdgeOffloadHooks(at::CUDAHooksArgs) {}
   void init() const {}
   void initCUDA() const {}

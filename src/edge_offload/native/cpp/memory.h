@@ -1,4 +1,4 @@
-// Host memory behind the device's storages, and the device's random generators, where this process computes.
+// Host memory behind the device's storages, and the device's random generators, if this process computes the calls.
 #pragma once
 #include "arena.h"
 #include "flush.h"
@@ -8,7 +8,7 @@
 
 namespace edge_offload {
 
-// The device's kernels are below autograd, autocast and tracing: what they compute with on the host is, too.
+// Excludes autograd, autocast and tracing, as below the kernels of a device.
 struct BelowAll {
   c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
                                            c10::DispatchKeySet(c10::DispatchKey::Tracer)};
@@ -18,7 +18,7 @@ inline c10::Storage host_memory(int64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, &arena(), true);
 }
 
-// Has the handler compute what nobody had asked for so far.
+// Has the handler compute a storage whose value was not needed so far.
 inline void bring(Context* context) {
   py::gil_scoped_acquire gil;
   Busy busy;
@@ -32,17 +32,17 @@ inline const c10::Storage& memory_of(c10::StorageImpl* storage) {
   return context->memory;
 }
 
-// Keeps a tensor of the host over the memory of `context`, if it is one of the first.
-inline void look(Context* context, const Tensor& host) {
-  for (auto& slot : context->looked) {
+// Stores a host tensor over the memory of `context` for reuse, if there is a free entry.
+inline void remember_host_tensor(Context* context, const Tensor& host) {
+  for (auto& entry : context->host_tensors) {
     c10::TensorImpl* none = nullptr;
-    if (slot.load(std::memory_order_relaxed)) continue;
+    if (entry.load(std::memory_order_relaxed)) continue;
     c10::raw::intrusive_ptr::incref(host.unsafeGetTensorImpl());
-    if (slot.compare_exchange_strong(none, host.unsafeGetTensorImpl(), std::memory_order_acq_rel)) return;
+    if (entry.compare_exchange_strong(none, host.unsafeGetTensorImpl(), std::memory_order_acq_rel)) return;
     c10::raw::intrusive_ptr::decref(host.unsafeGetTensorImpl());
   }
 }
-// What a cut segment made is used behind the cut.
+// Records that a storage of a cut segment is used after the cut.
 [[gnu::noinline]] inline void note_use(const Context& context, const c10::TensorImpl* mine) {
   auto& s = state();
   for (const auto& use : s.uses) if (use.id == context.id) return;
@@ -55,18 +55,18 @@ inline void look(Context* context, const Tensor& host) {
   Key key(kDownload);
   key.tensor(flat);
   Tensor value;
-  if (s.keep && context.memory) {  // nothing has written to it since the cut: this is the first that names it
+  if (s.reports_bytes && context.memory) {  // unchanged since the cut, because this is its first use
     auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(context.memory), c10::DispatchKeySet(c10::DispatchKey::CPU), mine->dtype());
     host.unsafeGetTensorImpl()->set_sizes_and_strides(flat.sizes(), flat.strides());
     value = host.clone(at::MemoryFormat::Contiguous);
   }
   s.uses.push_back({context.id, context.canonical, special(kDownload, key)->index, value});
 }
-// A tensor of the host that looks like this one of the device, which is over the memory of the context.
-inline c10::TensorImpl* Context::seen(const c10::TensorImpl* mine) const {
+// Stored host tensor with the metadata of a device tensor over this storage; null: there is none.
+inline c10::TensorImpl* Context::find_host_tensor(const c10::TensorImpl* mine) const {
   if (cut()) note_use(*this, mine);
-  for (const auto& slot : looked) {
-    auto* host = slot.load(std::memory_order_acquire);
+  for (const auto& entry : host_tensors) {
+    auto* host = entry.load(std::memory_order_acquire);
     if (!host) break;
     if (host->sizes() == mine->sizes() && host->strides() == mine->strides() && host->storage_offset() == mine->storage_offset() &&
         host->dtype() == mine->dtype() && host->is_conj() == mine->is_conj() && host->is_neg() == mine->is_neg())
@@ -75,22 +75,22 @@ inline c10::TensorImpl* Context::seen(const c10::TensorImpl* mine) const {
   return nullptr;
 }
 
-// A tensor of the host over the same memory.
+// Host tensor over the memory of a device tensor.
 inline Tensor host_of(const Tensor& t) {
   TORCH_CHECK(t.layout() == at::kStrided, "edge_offload: a ", t.layout(), " tensor is not supported on the device");
   auto* context = context_of(t.storage().unsafeGetStorageImpl());
-  if (auto* seen = context->seen(t.unsafeGetTensorImpl())) return Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(seen));
+  if (auto* seen = context->find_host_tensor(t.unsafeGetTensorImpl())) return Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(seen));
   auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory_of(t.storage().unsafeGetStorageImpl())),
                                                        c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
   host.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
   if (t.is_conj()) host._set_conj(true);
   if (t.is_neg()) host._set_neg(true);
-  look(context, host);
+  remember_host_tensor(context, host);
   return host;
 }
 
-// What `copy_` does, on the host. Most often both look alike: then it is one block.
-inline void copy_here(const Tensor& to, const Tensor& from) {
+// Copies a tensor on the host; as one block if both have the same dense layout.
+inline void copy_on_host(const Tensor& to, const Tensor& from) {
   const auto *a = to.unsafeGetTensorImpl(), *b = from.unsafeGetTensorImpl();
   if (a->dtype() == b->dtype() && a->sizes() == b->sizes() && a->strides() == b->strides() && a->is_non_overlapping_and_dense() &&
       a->has_storage() && b->has_storage() && !a->is_conj() && !b->is_conj() && !a->is_neg() && !b->is_neg() && !from.is_quantized() && from.device().is_cpu() &&
@@ -100,8 +100,8 @@ inline void copy_here(const Tensor& to, const Tensor& from) {
     to.copy_(from);
 }
 
-// A tensor of no elements, over a storage that nobody holds any more: a batch normalisation makes three that are not used.
-[[gnu::noinline]] inline Tensor empty_here(caffe2::TypeMeta type) {
+// Tensor without elements, over a free spare storage. A batch normalisation makes three of them that are not used.
+[[gnu::noinline]] inline Tensor empty_on_host(caffe2::TypeMeta type) {
   c10::Storage other, *storage = &other;
   for (auto& one : spares())
     if (!one || one.use_count() == 1) { storage = &one; break; }
@@ -114,7 +114,7 @@ inline void copy_here(const Tensor& to, const Tensor& from) {
   return at::detail::make_tensor<c10::TensorImpl>(c10::Storage(*storage), c10::DispatchKeySet(kKey), type);
 }
 
-// The generators of the device; number 0 is its default one.
+// Generator of the device by its number; 0 is the default one.
 inline at::Generator generator_of(int64_t number) {
   static auto* lock = new std::mutex;
   static auto* generators = new std::unordered_map<int64_t, at::Generator>;
@@ -132,7 +132,7 @@ inline void restore(at::Generator generator, const Tensor& state) {
   generator.set_state(state);
 }
 
-// While it lives, what draws from the host's default generator without naming it draws from the device's.
+// Scope in which the host's default generator has the state of the device's.
 class Drawing {
  public:
   Drawing() : saved_(state_of(at::detail::getDefaultCPUGenerator())) {

@@ -1,8 +1,8 @@
-// A program run in one go: what execute/session/program.py does call by call, with no interpreter between calls.
+// Runs a whole program without Python between its calls; execute/session/program.py does the same call by call.
 //
 // The executor builds a Node from the instructions of a Program: kernels, allocations, reads and uploads. Any other call is left
 // to the session, which gets its operands and returns its results. A Node holds no storage between two runs. Its arguments come
-// from the session; what reaches beyond a storage is refused.
+// from the session; accesses beyond a storage are refused.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
@@ -22,18 +22,18 @@ namespace edge_offload {
 using at::Tensor;
 using c10::IValue;
 
-// As in instructions.py.
+// Same values as in instructions.py.
 enum How { kKernel, kAllocation, kRead, kWrite, kSession };
 enum Field { kSize, kStride, kOffset };
 
-// As in program.py: why a step does not fit what the session holds; the text is the client's error.
+// Reasons why a step does not fit the session, as in program.py; the text is the client's error.
 enum Why { kUnfit = -1, kMalformed = -2, kNoRoom = -3, kTooLong = -4 };
 struct Unfit : std::runtime_error {
   Unfit(Why why, const std::string& text) : std::runtime_error(text), why(why) {}
   Why why;
 };
-// It cannot be run here, but call by call it can.
-struct NotHere : std::runtime_error { using std::runtime_error::runtime_error; };
+// The program can only be run call by call.
+struct Unsupported : std::runtime_error { using std::runtime_error::runtime_error; };
 
 constexpr int kMostPlaces = 1 << 20;
 
@@ -49,8 +49,8 @@ struct Call {
   struct Hole { int position, reg; };
   struct Several { int position; bool optional; std::vector<int> registers; };
   struct Integer { int position, item, value; };
-  struct New { int output, place, ordinal; bool kept; };
-  struct Told { int kind, reference, reg; };
+  struct New { int output, place, ordinal; bool stored; };
+  struct Description { int kind, reference, reg; };
   int how;
   std::string name;
   std::vector<IValue> arguments;
@@ -59,8 +59,8 @@ struct Call {
   std::vector<Several> lists;
   std::vector<Integer> integers;
   std::vector<New> made;
-  std::vector<Told> reported;
-  bool tells, final;
+  std::vector<Description> descriptions;
+  bool is_described, final;
   std::vector<int> done, dropped, references;
   int index, upload, position;
   c10::optional<c10::OperatorHandle> op;
@@ -75,7 +75,7 @@ int64_t at_least_zero(int64_t value) {
   if (value < 0) throw Unfit(kMalformed, "a node asks for a negative size, stride or offset");
   return value;
 }
-// Sizes as Python writes a tuple.
+// Formats sizes as a Python tuple.
 std::string written(c10::IntArrayRef sizes) {
   std::string text = "(";
   for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
@@ -85,41 +85,41 @@ c10::OperatorHandle operator_of(const std::string& name) {
   const auto dot = name.find('.', name.find("::") + 2);
   const auto handle = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), dot == std::string::npos ? std::string() : name.substr(dot + 1)});
-  if (!handle) throw NotHere(name);
+  if (!handle) throw Unsupported(name);
   return *handle;
 }
 
-// What the host reads: a copy of its own, dense.
+// Dense copy of a tensor on the host.
 Tensor host_copy(const Tensor& tensor) {
   return tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
-// All bytes of a storage, as they are now.
+// Copy of all bytes of a storage.
 Tensor copy_of(const Tensor& tensor) {
   const auto& storage = tensor.storage();
   const auto bytes = static_cast<int64_t>(storage.nbytes());
   auto flat = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()));
   return flat.set_(storage, 0, {bytes}, {1}).clone();
 }
-// Some tensor in the storage of a slot: one that it has, which is most often so, or one that it makes.
-Tensor tensor_in(const py::object& slot) {
+// A tensor over the storage of a buffer: an existing one, or else a new one.
+Tensor tensor_in(const py::object& buffer) {
   static PyObject* has = PyUnicode_InternFromString("_tensor");
   static PyObject* name = PyUnicode_InternFromString("tensor");
-  const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), has));
+  const auto given = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer.ptr(), has));
   if (given && THPVariable_Check(given.ptr())) return THPVariable_Unpack(given.ptr());
   if (!given) PyErr_Clear();
-  const auto attribute = py::reinterpret_steal<py::object>(PyObject_GetAttr(slot.ptr(), name));
+  const auto attribute = py::reinterpret_steal<py::object>(PyObject_GetAttr(buffer.ptr(), name));
   if (!attribute) throw py::error_already_set();
   return THPVariable_Unpack(attribute.ptr());
 }
-// Address and size of the storages of `slots` by number, 8 bytes each: what a CUDA graph is bound to. Empty: one does not exist.
-py::bytes addresses(const py::dict& slots, const std::vector<int64_t>& live) {
+// Address and size of storages, 8 bytes each, to which a CUDA graph is bound. Empty if one of them does not exist.
+py::bytes addresses(const py::dict& buffers, const std::vector<int64_t>& live) {
   std::string packed;
   packed.reserve(16 * live.size());
   for (auto number : live) {
     const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
-    PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
-    if (!slot) return py::bytes();
-    const auto tensor = tensor_in(py::reinterpret_borrow<py::object>(slot));
+    PyObject* buffer = PyDict_GetItemWithError(buffers.ptr(), key.ptr());
+    if (!buffer) return py::bytes();
+    const auto tensor = tensor_in(py::reinterpret_borrow<py::object>(buffer));
     const auto& storage = tensor.storage();
     const uint64_t facts[2] = {reinterpret_cast<uint64_t>(storage.data()), storage.nbytes()};
     packed.append(reinterpret_cast<const char*>(facts), sizeof(facts));
@@ -146,10 +146,10 @@ py::list described(const Tensor& tensor, int kind, int reference) {
 class Node {
  public:
   // `layouts`, `instructions`: a Program's; `registers`: how many there are; `live`: places of the storages that existed
-  // before, of which `written` are written to; `slot`: the class of slots.
+  // before, of which `written` are written to; `buffer`: the class of buffers (StorageBuffer).
   Node(const py::list& layouts, int registers, const py::list& instructions, const py::list& live, const py::list& written,
-       const py::object& slot, c10::Device device)
-      : registers_(registers), slot_(slot), device_(device) {
+       const py::object& buffer, c10::Device device)
+      : registers_(registers), buffer_class_(buffer), device_(device) {
     for (auto number : numbers(live)) {
       live_.push_back(number);
       places_ = std::max(places_, place(number) + 1);
@@ -164,40 +164,40 @@ class Node {
 
   // One run.
   //
-  // Args: slots by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
+  // Args: buffers by the number of the storage, which new ones are added to; number of the first new storage of the step; numbers
   // of the storages that existed before; `values` of the integers; what is uploaded; whether what is written is saved; how many
   // bytes and storages the session may hold more; how many bytes may be read; memory for the name of the operator that is
-  // running, or None; `session`: runs what is left to it. That gets the position of an instruction, its operands by place (slots,
-  // or tensors that have none), and the bytes that new storages have since it was last called; it returns the slots of operands
+  // running, or None; `session`: runs what is left to it. That gets the position of an instruction, its operands by place (buffers,
+  // or tensors that have none), and the bytes that new storages have since it was last called; it returns the buffers of operands
   // and results by place, and how many bytes and storages the session may hold more.
-  // Returns (numbers of new storages, their bytes, saved: (slot, bytes before it was written) ..., results by call, results of
+  // Returns (numbers of new storages, their bytes, saved: (buffer, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
   // What ran before an error has taken effect.
-  py::tuple run(const py::dict& slots, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
+  py::tuple run(const py::dict& buffers, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
                 const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note,
                 const py::object& session) {
     c10::InferenceMode inference;
     Run now{*this, values, room, std::vector<Tensor>(registers_), std::vector<Tensor>(places_), {}};
     py::list created, saved;
-    py::dict reported;
-    int64_t kept = 0;
+    py::dict descriptions;
+    int64_t stored = 0;
     py::object results = py::none(), read = py::none(), failed = py::none();
     py::buffer_info memory;
     if (!note.is_none()) memory = py::cast<py::buffer>(note).request(true);
     int index = -1;
     const std::vector<Call::New> no_results;
     try {
-      std::vector<py::object> place_slots(places_);  // slots by place, as far as there are any
+      std::vector<py::object> place_buffers(places_);  // buffers by place, as far as there are any
       for (size_t i = 0; i < live_.size(); ++i) {
         const auto number = live.at(i);
         const auto key = py::reinterpret_steal<py::object>(PyLong_FromLongLong(number));
-        PyObject* slot = PyDict_GetItemWithError(slots.ptr(), key.ptr());
-        if (!slot) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
-        place_slots[live_[i]] = py::reinterpret_borrow<py::object>(slot);
-        now.places[live_[i]] = tensor_in(place_slots[live_[i]]);
+        PyObject* buffer = PyDict_GetItemWithError(buffers.ptr(), key.ptr());
+        if (!buffer) throw Unfit(kUnfit, "storage " + std::to_string(number) + " does not exist: the call that should have made it failed, or it was freed");
+        place_buffers[live_[i]] = py::reinterpret_borrow<py::object>(buffer);
+        now.places[live_[i]] = tensor_in(place_buffers[live_[i]]);
       }
       for (auto number : written_)
-        if (save && place_slots[number]) saved.append(py::make_tuple(place_slots[number], copy_of(now.places[number])));
+        if (save && place_buffers[number]) saved.append(py::make_tuple(place_buffers[number], copy_of(now.places[number])));
       const py::gil_scoped_release unlocked;  // a server's other threads answer while kernels run
       for (const auto& call : calls_) {
         if (memory.ptr) leave_name(call.name, memory);
@@ -219,19 +219,19 @@ class Node {
           index = call.index;
           py::dict operands;
           for (auto number : call.references) {
-            if (place_slots[number]) operands[py::int_(number)] = place_slots[number];
+            if (place_buffers[number]) operands[py::int_(number)] = place_buffers[number];
             else if (now.places[number].defined()) operands[py::int_(number)] = py::cast(now.places[number]);
           }
-          const auto counted = std::exchange(kept, 0);
+          const auto counted = std::exchange(stored, 0);
           const auto answer = py::cast<py::tuple>(session(call.position, operands, counted));
           index = -1;
           now.room = answer[1].cast<int64_t>();
           most = answer[2].cast<int64_t>();
           for (auto item : py::cast<py::dict>(answer[0])) {
             const auto number = item.first.cast<int>();
-            if (number < 0 || number >= places_) continue;  // nobody uses it
-            place_slots[number] = py::reinterpret_borrow<py::object>(item.second);
-            now.places[number] = tensor_in(place_slots[number]);
+            if (number < 0 || number >= places_) continue;  // unused
+            place_buffers[number] = py::reinterpret_borrow<py::object>(item.second);
+            now.places[number] = tensor_in(place_buffers[number]);
           }
         } else {
           const auto& tensor = now.registers[call.holes[0].reg];
@@ -244,38 +244,38 @@ class Node {
         for (const auto& item : call.how == kSession ? no_results : call.made) {
           auto& place = now.places[item.place];
           if (call.how == kKernel) place = now.result(item.output);
-          if (!item.kept) continue;
+          if (!item.stored) continue;
           const py::gil_scoped_acquire gil;
           const py::int_ number(base + item.ordinal);
-          if (--most < 0 || PyDict_Contains(slots.ptr(), number.ptr()))
+          if (--most < 0 || PyDict_Contains(buffers.ptr(), number.ptr()))
             throw Unfit(kMalformed, "storage " + std::to_string(base + item.ordinal) + " exists already, or the session holds too many");
-          const auto slot = py::reinterpret_steal<py::object>(
-              PyObject_CallFunctionObjArgs(slot_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
-          if (!slot || PyDict_SetItem(slots.ptr(), number.ptr(), slot.ptr())) throw py::error_already_set();
+          const auto buffer = py::reinterpret_steal<py::object>(
+              PyObject_CallFunctionObjArgs(buffer_class_.ptr(), Py_None, py::reinterpret_steal<py::object>(THPVariable_Wrap(place)).ptr(), nullptr));
+          if (!buffer || PyDict_SetItem(buffers.ptr(), number.ptr(), buffer.ptr())) throw py::error_already_set();
           created.append(number);
-          if (left_to_session_) place_slots[item.place] = slot;
+          if (has_session_calls_) place_buffers[item.place] = buffer;
           const auto bytes = static_cast<int64_t>(place.storage().nbytes());
           now.room -= bytes;
-          kept += bytes;
+          stored += bytes;
         }
-        if (call.tells && call.how != kSession) {
+        if (call.is_described && call.how != kSession) {
           const py::gil_scoped_acquire gil;
           py::list description;
           int output = 0;
-          for (const auto& item : call.reported) {
+          for (const auto& item : call.descriptions) {
             description.append(described(item.reg < 0 ? now.result(output) : now.registers[item.reg], item.kind, item.reference));
             ++output;
           }
           if (call.final) results = description;
-          else reported[py::int_(call.index)] = description;
+          else descriptions[py::int_(call.index)] = description;
         }
         now.stack.clear();
         for (auto number : call.done) now.registers[number] = Tensor();
         for (auto number : call.dropped) {
           now.places[number] = Tensor();
-          if (!place_slots[number]) continue;
+          if (!place_buffers[number]) continue;
           const py::gil_scoped_acquire gil;
-          place_slots[number] = py::object();
+          place_buffers[number] = py::object();
         }
       }
     } catch (const Unfit& error) {
@@ -286,7 +286,7 @@ class Node {
       if (!raised.matches(PyExc_Exception)) throw raised;
       failed = py::make_tuple(index, raised.value());
     }
-    return py::make_tuple(created, kept, saved, reported, results, read, failed);
+    return py::make_tuple(created, stored, saved, descriptions, results, read, failed);
   }
 
  private:
@@ -299,7 +299,7 @@ class Node {
 
     int64_t value(int number) const { return values.at(number); }
 
-    // The storage of `place` in a layout: what a kernel returned, if it lies so.
+    // View of the storage of `place`; the tensor that a kernel returned, if it has that layout.
     Tensor view(int place, int number) {
       const auto& tensor = places[place];
       if (!tensor.defined()) throw Unfit(kMalformed, "a node uses value " + std::to_string(place) + " before it exists");
@@ -328,7 +328,7 @@ class Node {
       return made;
     }
 
-    // The arguments of a call, on the stack.
+    // Puts the arguments of a call on the stack.
     void prepare(const Call& call) {
       stack.assign(call.arguments.begin(), call.arguments.end());
       for (const auto& hole : call.holes) stack[hole.position] = registers[hole.reg];
@@ -369,15 +369,15 @@ class Node {
 
   static Layout layout(const py::tuple& item) {
     const auto fields = py::cast<py::tuple>(item[0]);
-    if (fields[1].cast<int>() != 0) throw NotHere("a conjugated or negated view");
+    if (fields[1].cast<int>() != 0) throw Unsupported("a conjugated or negated view");
     Layout layout{static_cast<at::ScalarType>(fields[0].cast<int>()), fields[2].cast<std::vector<int64_t>>(), fields[3].cast<std::vector<int64_t>>(),
                  fields[4].cast<int64_t>(), {}};
-    for (auto size : layout.sizes) if (size < 0) throw NotHere("a negative size");
-    for (auto stride : layout.strides) if (stride < 0) throw NotHere("a negative stride");
-    if (layout.offset < 0 || layout.sizes.size() != layout.strides.size()) throw NotHere("a layout that is none");
+    for (auto size : layout.sizes) if (size < 0) throw Unsupported("a negative size");
+    for (auto stride : layout.strides) if (stride < 0) throw Unsupported("a negative stride");
+    if (layout.offset < 0 || layout.sizes.size() != layout.strides.size()) throw Unsupported("a layout that is none");
     for (auto hole : item[1]) {
       const auto facts = numbers(hole);
-      if (facts[0] != kOffset && facts[1] >= static_cast<int>(layout.sizes.size())) throw NotHere("a hole outside its layout");
+      if (facts[0] != kOffset && facts[1] >= static_cast<int>(layout.sizes.size())) throw Unsupported("a hole outside its layout");
       layout.holes.push_back({facts[0], facts[1], facts[2]});
     }
     return layout;
@@ -386,11 +386,11 @@ class Node {
   Call call(const py::handle& op) {
     Call call;
     call.how = op.attr("how").cast<int>();
-    if (call.how > kSession) throw NotHere("a kind of call that is not known here");
+    if (call.how > kSession) throw Unsupported("a kind of call that is not known here");
     call.position = static_cast<int>(calls_.size());
     call.references = numbers(op.attr("references"));
     for (auto number : call.references) places_ = std::max(places_, place(number) + 1);
-    left_to_session_ = left_to_session_ || call.how == kSession;
+    has_session_calls_ = has_session_calls_ || call.how == kSession;
     call.name = op.attr("entry").attr("name").cast<std::string>();
     for (auto item : op.attr("fetched")) {
       const auto facts = numbers(item);
@@ -413,13 +413,13 @@ class Node {
       places_ = std::max(places_, place(facts[1]) + 1);
       call.made.push_back({facts[0], facts[1], facts[2], facts[3] != 0});
     }
-    const py::object reported = op.attr("told");
-    call.tells = !reported.is_none();
-    if (call.tells) {
-      for (auto item : reported) {
+    const py::object described = op.attr("descriptions");
+    call.is_described = !described.is_none();
+    if (call.is_described) {
+      for (auto item : described) {
         const auto facts = numbers(item);
         if (facts[2] >= 0) check(facts[2], registers_);
-        call.reported.push_back({facts[0], facts[1], facts[2]});
+        call.descriptions.push_back({facts[0], facts[1], facts[2]});
       }
     }
     call.final = op.attr("final").cast<bool>();
@@ -434,7 +434,7 @@ class Node {
     return call;
   }
 
-  // The arguments of a kernel, and what may be put into them.
+  // Parses the arguments of a kernel, with the holes for values of a run.
   void arguments(const py::handle& op, Call& call) {
     call.op = operator_of(call.name);
     const auto& schema = call.op->schema();
@@ -450,9 +450,9 @@ class Node {
       for (auto reg : several.registers) if (reg >= 0) check(reg, registers_);
       const auto& type = schema.arguments()[several.position].type();
       const auto list = type->cast<c10::ListType>();
-      if (!list) throw NotHere("a list of tensors where the schema has none");
+      if (!list) throw Unsupported("a list of tensors where the schema has none");
       several.optional = list->getElementType()->kind() == c10::TypeKind::OptionalType;
-      if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw NotHere("a list with a gap");
+      if (!several.optional && std::count(several.registers.begin(), several.registers.end(), -1)) throw Unsupported("a list with a gap");
       filled.push_back(several.position);
       call.lists.push_back(std::move(several));
     }
@@ -462,17 +462,17 @@ class Node {
       py::object given;
       if (i < positional.size()) given = positional[i];
       else if (named.contains(argument.name())) given = named[argument.name().c_str()];
-      else throw NotHere("an argument is missing");
+      else throw Unsupported("an argument is missing");
       try {
         call.arguments.push_back(torch::jit::toIValue(given, argument.type(), argument.N()));
       } catch (const std::exception&) {
-        throw NotHere("an argument of another kind");
+        throw Unsupported("an argument of another kind");
       }
     }
     for (const auto& item : call.integers) {
       check(item.position, call.arguments.size());
       const auto& argument = call.arguments[item.position];
-      if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw NotHere("a number that is no integer to the kernel");
+      if (item.item < 0 ? !argument.isInt() : !argument.isIntList()) throw Unsupported("a number that is no integer to the kernel");
     }
   }
 
@@ -481,7 +481,7 @@ class Node {
     return number;
   }
   static void check(int64_t number, int64_t count) {
-    if (number < 0 || number >= count) throw NotHere("a number beyond its range");
+    if (number < 0 || number >= count) throw Unsupported("a number beyond its range");
   }
   static void leave_name(const std::string& name, const py::buffer_info& memory) {
     const auto size = static_cast<size_t>(memory.size * memory.itemsize), used = std::min(size, name.size());
@@ -490,8 +490,8 @@ class Node {
   }
 
   int registers_, places_ = 0;
-  bool left_to_session_ = false;
-  py::object slot_;
+  bool has_session_calls_ = false;
+  py::object buffer_class_;
   c10::Device device_;
   std::vector<int> live_, written_;
   std::vector<Layout> layouts_;
@@ -502,7 +502,7 @@ class Node {
 
 PYBIND11_MODULE(edge_offload_nodes, module) {
   module.doc() = "Nodes of a course, run without an interpreter between their calls.";
-  py::register_exception<edge_offload::NotHere>(module, "NotHere");
+  py::register_exception<edge_offload::Unsupported>(module, "Unsupported");
   module.def("addresses", &edge_offload::addresses);
   py::class_<edge_offload::Node>(module, "Node")
       .def(py::init<const py::list&, int, const py::list&, const py::list&, const py::list&, const py::object&, c10::Device>())

@@ -1,4 +1,4 @@
-// How many bytes the program may hold on the device: more are refused as a GPU refuses them, before anything is computed.
+// Limit of the bytes that the program may use on the device; more are refused as on a GPU, before anything is computed.
 #pragma once
 #include <c10/util/Exception.h>
 
@@ -24,13 +24,13 @@ inline std::string in_units(int64_t bytes) {
   throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, "CUDA out of memory. " + why);
 }
 
-// Facts that not every call accesses.
+// Counts of memory that only few calls access.
 struct Room {
-  std::atomic<int64_t> limit{std::numeric_limits<int64_t>::max()};  // bytes that the program may hold at most
-  std::atomic<int64_t> peak{0};    // ... and held at most
-  std::atomic<uint32_t> storages{0};  // that it held then
+  std::atomic<int64_t> limit{std::numeric_limits<int64_t>::max()};  // most bytes that the program may use
+  std::atomic<int64_t> peak{0};    // most bytes that it has used
+  std::atomic<uint32_t> storages{0};  // number of storages at that peak
   std::atomic<uint64_t> refused{0};
-  std::atomic<int64_t> untold{0};  // bytes that it dropped and a server has not heard of
+  std::atomic<int64_t> unreported{0};  // bytes that it dropped, not reported to the server yet
 
   [[noreturn, gnu::noinline, gnu::cold]] void refuse(int64_t wanted, int64_t in_use) {
     ++refused;
@@ -38,15 +38,15 @@ struct Room {
                   in_units(std::max<int64_t>(0, limit - in_use)) +
                   " is free; free tensors, or give the program more: edge-offload serve --device-memory-mb (edge_offload)");
   }
-  // The program holds more than ever: up to here nobody need look. What is computed here is refused when it turns out to be too much.
-  [[gnu::noinline, gnu::cold]] int64_t reached(int64_t now, uint32_t count, bool here) {
-    if (here && now > limit) refuse(now - limit, limit);
+  // Records a new peak; returns the next number of bytes to check. Calls of this process are refused above the limit.
+  [[gnu::noinline, gnu::cold]] int64_t reached(int64_t now, uint32_t count, bool local) {
+    if (local && now > limit) refuse(now - limit, limit);
     if (now > peak) { peak = now; storages = count; }
     return std::min(peak.load(), limit.load());
   }
 };
 
-// Runs `call`, which takes memory of the host; its allocator has no error of its own for when there is none.
+// Runs `call`, which allocates host memory; turns the allocator's general error into an OutOfMemoryError.
 template <typename Call>
 inline decltype(auto) in_host_memory(Call call) {
   try {

@@ -1,5 +1,5 @@
-// Where meta kernels, some of them approximations in Python, lay results out otherwise than the kernels of a CPU: what
-// those do, by the code that they do it with. device/conformance/shapes.py finds in which layouts that is right.
+// Rules for operators whose meta kernels, some of them approximations in Python, give other strides than the CPU kernels. The
+// rules call the code of the CPU kernels. device/conformance/shapes.py determines in which layouts they are correct.
 #pragma once
 #include "shapes.h"
 
@@ -11,11 +11,11 @@
 
 namespace edge_offload {
 
-// How the operands of a call lie: that of the one that comes last here; complex numbers go ways of their own. A set of
-// them is a sum.
+// Layout of the operands of a call: the greatest of their layouts in this order. Sets of layouts are sums. Complex operands
+// are a layout of their own, because their kernels differ.
 enum Layout : uint8_t { kRows = 1, kChannelsLast = 2, kDense = 4, kGaps = 8, kEmpty = 16, kComplex = 32 };
-// How results are worked out: by the meta kernel; by a rule, or else torch's iterator over the operands; by the iterator
-// over those and numbers among the arguments, which some operators make tensors of.
+// Ways to infer results: the meta kernel; a rule, or else torch's iterator over the operands; the iterator over operands and
+// numbers among the arguments, which some operators turn into tensors.
 enum Way { kMeta, kRule, kNumbers, kWays };
 
 inline Layout layout_of(const Tensor& t) {
@@ -35,8 +35,8 @@ inline Layout layout_of(const Key& key) {
   return layout;
 }
 
-// Layouts in which a way must be right to be taken. Strides of single elements mean nothing, and kernels keep them or do
-// not: what lies densely but for those must be right with gaps, too.
+// Layouts in which a way must be correct for a call. Kernels may keep or change the strides of dimensions of one element.
+// So a dense operand with such a dimension needs a way that is correct with gaps, too.
 inline uint8_t layouts_needed(const Key& key) {
   uint8_t needed = layout_of(key);
   if (needed == kDense)
@@ -45,7 +45,7 @@ inline uint8_t layouts_needed(const Key& key) {
   return needed;
 }
 
-// A tensor of the host with no memory behind it, for code that asks for nothing but what tensors look like.
+// Host tensor without memory, for code that reads only metadata.
 inline Tensor hollow(const Tensor& t) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, c10::Device(c10::kCPU)), nullptr, false);
   auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
@@ -68,7 +68,7 @@ inline void lay(Out& out, at::MemoryFormat format) {
   lay(out, strides);
 }
 
-// What works element by element lies as torch's own iterator over all operands says; `numbers` of them are no tensors.
+// Strides of an element-wise result by torch's iterator over all operands; `numbers`: operands that are no tensors.
 inline bool elementwise(const Key& key, size_t numbers, std::vector<Return>& returns) {
   auto& out = returns[0].outs[0];
   at::TensorIteratorConfig config;
@@ -95,7 +95,7 @@ inline size_t numbers_of(const c10::FunctionSchema& schema) {
   return count;
 }
 
-// What is saved beside a normalised result has its dtype, unless parameters are floats and the result is less.
+// Metadata of statistics saved with a normalised result: its dtype, or float if a parameter is float.
 inline void as_saved(Out& out, const Tensor& input, const Stack& stack, size_t from, size_t to) {
   out.type = input.scalar_type();
   for (size_t i = from; i < to; ++i)
@@ -110,7 +110,7 @@ inline bool convolution(const Stack& stack, size_t first, std::vector<Return>& r
   const auto stride = stack[first + 3].toIntVector(), padding = stack[first + 4].toIntVector(), dilation = stack[first + 5].toIntVector(),
              output_padding = stack[first + 7].toIntVector();
   const int64_t groups = stack[first + 8].toInt();
-  const bool flat = input.dim() == 3;  // computed with a height of one, and copied before that if need be
+  const bool flat = input.dim() == 3;  // computed with a height of one, on a copy if needed
   if (flat) input.unsafeGetTensorImpl()->set_sizes_contiguous(input.sizes().vec());
   const auto backend = at::native::select_conv_backend(input, weight, hollow(stack[first + 2]), since_2_2::strides(stride),
       c10::fromIntArrayRefSlow(padding), since_2_2::strides(dilation), stack[first + 6].toBool(),
@@ -133,7 +133,7 @@ inline bool convolution(const Stack& stack, size_t first, std::vector<Return>& r
     out.strides.erase(out.strides.begin() + 2);
   }
   const bool handles_groups = backend == at::native::ConvBackend::Mkldnn || backend == at::native::ConvBackend::MkldnnTranspose;
-  return handles_groups || groups == 1 || format == at::MemoryFormat::Contiguous;  // else groups are put together
+  return handles_groups || groups == 1 || format == at::MemoryFormat::Contiguous;  // else groups are concatenated
 }
 inline bool batch_norm(const Stack& stack, size_t first, std::vector<Return>& returns) {
   const auto& input = stack[first].toTensor();
@@ -147,7 +147,7 @@ inline bool batch_norm(const Stack& stack, size_t first, std::vector<Return>& re
   out.sizes.assign(input.sizes().begin(), input.sizes().end());
   lay(out, all && !input.is_contiguous() ? input.suggest_memory_format() : at::MemoryFormat::Contiguous);
   for (size_t i = 1; i < 3; ++i) {
-    returns[i].outs[0].sizes = {stack[first + 5].toBool() ? input.size(1) : 0};  // nothing is saved but in training
+    returns[i].outs[0].sizes = {stack[first + 5].toBool() ? input.size(1) : 0};  // saved only in training
     as_saved(returns[i].outs[0], input, stack, first + 1, first + 5);
   }
   return true;
@@ -159,12 +159,12 @@ inline bool layer_norm(const Stack& stack, size_t first, std::vector<Return>& re
 }
 inline bool attention(const Stack& stack, size_t first, std::vector<Return>& returns) {
   const auto query = hollow(stack[first].toTensor()), key = hollow(stack[first + 1].toTensor()), value = hollow(stack[first + 2].toTensor());
-  Stack asked{query, key, value, hollow(stack[first + 3])};
-  asked.insert(asked.end(), stack.begin() + first + 4, stack.end());
+  Stack arguments{query, key, value, hollow(stack[first + 3])};
+  arguments.insert(arguments.end(), stack.begin() + first + 4, stack.end());
   static const auto choice = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_fused_sdp_choice", "");
-  choice.callBoxed(&asked);
+  choice.callBoxed(&arguments);
   constexpr int64_t kFlash = 1;  // at::SDPBackend::flash_attention
-  if (asked.back().toInt() != kFlash) return true;
+  if (arguments.back().toInt() != kFlash) return true;
   const bool dense = query.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
   lay(returns[0].outs[0], dense ? query.strides().vec() : at::infer_dense_strides(query.sizes(), query.strides()));
   return true;
@@ -185,8 +185,8 @@ inline Rule rule_of(const c10::FunctionSchema& schema) {
   return rule == rules.end() ? nullptr : rule->second;
 }
 
-// The results of a call, right where the table says so (State::exact); false if nothing can be said in this way.
-inline bool work_out(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, int way, std::vector<Return>* returns) {
+// Infers the results of a call in one way; false if it cannot. DeviceState::exact says where that is correct.
+inline bool infer_results(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, int way, std::vector<Return>* returns) {
   const auto& schema = op.schema();
   const Rule rule = rule_of(schema);
   const size_t numbers = way == kNumbers ? numbers_of(schema) : 0;

@@ -1,12 +1,12 @@
-// The pending segment: noting calls in it.
+// Notes calls in the pending segment.
 #pragma once
 #include "storage.h"
 
 namespace edge_offload {
 
-inline void word(uint32_t value) {
+inline void append_code(uint32_t value) {
   auto& segment = state().pending;
-  segment.words.push_back(value);
+  segment.code.push_back(value);
   segment.hash[0] = (segment.hash[0] ^ value) * 0x9fb21c651e98df25ull;
   segment.hash[0] ^= segment.hash[0] >> 32;
   segment.hash[1] = (segment.hash[1] + value) * 0xd6e8feb86659fd93ull;
@@ -20,7 +20,7 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
     context->epoch = s.epoch;
     context->canonical = s.pending.values++;
     context->fresh = false;
-    if (s.here && !context->listed) {
+    if (s.local && !context->listed) {
       std::lock_guard<std::mutex> hold(s.deaths);
       s.listed.emplace(context->id, context);
       context->listed = true;
@@ -31,7 +31,7 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
   return context->canonical;
 }
 
-// The call is most often the one that followed last time: then its key need not be hashed.
+// Finds the entry of a call. It is usually the one that followed last time; then its key is not hashed.
 inline Entry* lookup(const Key& key) {
   auto& s = state();
   const auto bytes = key.view();
@@ -60,15 +60,15 @@ inline void forget() {
   s.by_index.clear();
   s.last = nullptr;
   s.segments.clear();
-  s.known.clear();
+  s.defined_segments.clear();
   s.expected = -1;
   s.awaited.clear();
-  s.known_here.clear();
+  s.local_segments.clear();
   ++s.generation;
 }
 inline void forget_if_many() {
   auto& s = state();
-  if ((s.by_index.size() < kMaxEntries && s.known.size() < kMaxSegments) || !s.pending.words.empty()) return;
+  if ((s.by_index.size() < kMaxEntries && s.defined_segments.size() < kMaxSegments) || !s.pending.code.empty()) return;
   s.supposed.clear();
   forget();
 }
@@ -78,7 +78,7 @@ inline void note_use(const Context& context, const c10::TensorImpl* mine);
 
 inline void note(const Entry* entry, const Key& key) {
   auto& segment = state().pending;
-  // whatever may throw comes first: half a call in the segment would spoil those after it
+  // everything that may throw comes first: half a call would make the rest of the segment unreadable
   for (auto* storage : key.references) context_of(storage);
   if (state().cut)
     for (const auto* t : key.tensors) {
@@ -87,16 +87,16 @@ inline void note(const Entry* entry, const Key& key) {
     }
   c10::SmallVector<Tensor, 2> payloads;
   for (const auto& payload : key.payloads) {
-    if (state().here && !state().waiting && !state().keep) { payloads.emplace_back(); continue; }  // nobody will look at it
+    if (state().local && !state().waiting && !state().reports_bytes) { payloads.emplace_back(); continue; }  // its bytes are not needed
     auto plain = payload.resolve_conj().resolve_neg().contiguous();
     payloads.push_back(plain.is_alias_of(payload) ? plain.clone() : plain);
   }
-  if (segment.words.empty()) {
+  if (segment.code.empty()) {
     segment.base = state().next_id;
-    if (state().here) segment.started_at = std::chrono::steady_clock::now();
+    if (state().local) segment.started_at = std::chrono::steady_clock::now();
   }
-  word(entry->index);
-  for (auto* storage : key.references) word(canonical(storage));
+  append_code(entry->index);
+  for (auto* storage : key.references) append_code(canonical(storage));
   for (const auto& number : key.numbers) segment.numbers.push_back(number);
   ++segment.calls;
   if (payloads.empty()) return;
@@ -115,13 +115,13 @@ const char* const kSeed = "edge::seed";
 const char* const kState = "edge::state";
 const char* const kRestore = "edge::restore";
 
-// A call that is not an operator: its key is built by `fill`.
+// Entry of a call that is not an operator.
 inline Entry* special(const char* name, const Key& key) {
   auto* entry = lookup(key);
-  if (!entry) { entry = intern(key.view(), name); entry->known = true; }
+  if (!entry) { entry = intern(key.view(), name); entry->cached = true; }
   return entry;
 }
-// The program writes to memory, which may have been compared (compare.h).
+// Notes that the program writes to a storage, which may have been compared (compare.h).
 inline void written(c10::StorageImpl* storage, bool uploads = false) {
   auto& s = state();
   if (!s.compared.used) return;

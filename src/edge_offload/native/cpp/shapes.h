@@ -1,4 +1,4 @@
-// The metadata of results from meta kernels.
+// Metadata of results by meta kernels.
 #pragma once
 #include "state.h"
 
@@ -6,8 +6,8 @@
 
 namespace edge_offload {
 
-// The operator whose meta kernel says what the results of ``op`` look like, and its arguments. torch 2.10 has none of
-// _convolution, which is convolution with four flags more that change no shape.
+// Operator whose meta kernel gives the metadata of ``op``, and its arguments. torch 2.10 has none for _convolution, which is
+// convolution with four more flags that change no shape.
 inline c10::OperatorHandle with_meta_kernel(const c10::OperatorHandle& op, Stack& arguments) {
   const auto& schema = op.schema();
   if (schema.name() != "aten::_convolution" || !schema.overload_name().empty() || op.hasKernelForDispatchKey(c10::DispatchKey::Meta)) return op;
@@ -16,7 +16,7 @@ inline c10::OperatorHandle with_meta_kernel(const c10::OperatorHandle& op, Stack
   return like;
 }
 
-// The metadata of a call's results from its meta kernel, for operators whose meta kernel is the same code.
+// Runs the meta kernel of a call, for the metadata of its results.
 class MetaRun {
  public:
   std::vector<Return> run(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key) {

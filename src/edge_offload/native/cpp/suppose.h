@@ -1,11 +1,11 @@
-// Results of calls that are in no table: what is worked out here is supposed to be right if it was so for a call of the same
-// form, or if nothing else is possible. It goes along with the call, and the executor compares before any result is used.
+// Infers results of operators that are in no table. They are taken as correct if that was so for a call of the same form, or if
+// no other result is possible. They are sent with the call, and the executor compares them before any result is used.
 #pragma once
 #include "survey.h"
 
 namespace edge_offload {
 
-// A key without its integers, and how its operands lie: calls that differ in sizes alone have one form.
+// Form of a call: its key without integers, and the layouts of its operands. Calls that differ only in sizes have one form.
 inline std::string form_of(const Key& key) {
   std::string form(key.view());
   size_t at = sizeof(void*);
@@ -27,7 +27,7 @@ inline std::string form_of(const Key& key) {
   return form;
 }
 
-// Whether the first operand, which is written in place, is the result.
+// Returns true if the result is the first operand, written in place.
 inline bool is_in_place(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   if (schema.returns().size() != 1 || schema.arguments().empty() || op.hasTag(at::Tag::inplace_view)) return false;
@@ -37,7 +37,7 @@ inline bool is_in_place(const c10::OperatorHandle& op) {
          name.rfind("aten::resize", 0) != 0 && name.rfind("aten::set", 0) != 0;
 }
 
-// Whether a call asks for a dtype that the device does not hold, which meta kernels do not refuse.
+// Returns true if a call requests a quantized dtype: the device has none, but meta kernels do not refuse it.
 inline bool is_quantizing(const c10::OperatorHandle& op, const Stack& stack, size_t first) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size() && first + i < stack.size(); ++i) {
@@ -49,9 +49,9 @@ inline bool is_quantizing(const c10::OperatorHandle& op, const Stack& stack, siz
   return false;
 }
 
-// How results are worked out that need no call before: in place by the meta kernel; element by element by torch's own
-// iterator, where all operands are tensors or lie in rows; a single new tensor of operands in rows, whose sizes meta kernels
-// know: where it lies otherwise, the executor goes on with that.
+// Way to infer results without an earlier call of the form; kWays: none. In place: the meta kernel. Element-wise: torch's
+// iterator, if all operands are tensors or in row order. A single new tensor from operands in row order: sizes of the meta
+// kernel; if its layout differs, the executor continues with the inferred one.
 inline int way_at_once(const c10::OperatorHandle& op, const Key& key) {
   if (is_in_place(op)) return kMeta;
   const auto& schema = op.schema();
@@ -63,34 +63,34 @@ inline int way_at_once(const c10::OperatorHandle& op, const Key& key) {
   return one && layout == kRows ? (rule ? kRule : kMeta) : kWays;
 }
 
-// What is supposed of one call; where nothing is, each way is judged by what the server says.
+// Inference of one call's results; if none is taken, each way is compared with the server's response.
 class Supposed {
  public:
-  bool work_out(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
+  bool infer_results(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
     auto& s = state();
-    if (!s.supposes || s.asked.count(&op.schema())) return false;
+    if (!s.supposes || s.never_supposed.count(&op.schema())) return false;
     form_ = form_of(key);
     auto& verdicts = s.supposed[form_];
     const int at_once = is_quantizing(op, stack, first) ? kWays : way_at_once(op, key);
     for (int way : {kRule, kNumbers, kMeta}) {
       const bool supposed = way == at_once && verdicts[way] != kWrong;
-      if ((verdicts[way] != kRight && !supposed) || !edge_offload::work_out(op, stack, first, key, way, returns)) continue;
+      if ((verdicts[way] != kRight && !supposed) || !edge_offload::infer_results(op, stack, first, key, way, returns)) continue;
       if (verdicts[way] == kRight || is_in_place(op) || (*returns)[0].outs[0].kind == Out::kNew) return true;
     }
-    for (int way = 0; way < kWays; ++way) told_[way] = edge_offload::work_out(op, stack, first, key, way, &guesses_[way]);
+    for (int way = 0; way < kWays; ++way) predicted_[way] = edge_offload::infer_results(op, stack, first, key, way, &guesses_[way]);
     return false;
   }
   void judge(const std::vector<Return>& returns) {
     if (form_.empty()) return;
     auto& verdicts = state().supposed[form_];
     for (int way = 0; way < kWays; ++way)
-      if (told_[way] && verdicts[way] != kWrong) verdicts[way] = same(guesses_[way], returns) ? kRight : kWrong;
+      if (predicted_[way] && verdicts[way] != kWrong) verdicts[way] = same(guesses_[way], returns) ? kRight : kWrong;
   }
 
  private:
   enum : int8_t { kRight = 1, kWrong = -1 };
   std::string form_;
-  bool told_[kWays] = {};
+  bool predicted_[kWays] = {};
   std::vector<Return> guesses_[kWays];
 };
 

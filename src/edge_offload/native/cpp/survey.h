@@ -1,4 +1,4 @@
-// Finding out of which operators it is right what is worked out here: every new call is asked, and compared.
+// Survey of operators whose results are inferred correctly: asks the server for every new call, and compares.
 #pragma once
 #include "rules.h"
 
@@ -22,12 +22,12 @@ class Surveyed {
   void guess(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key) {
     name_ = c10::toString(op.operator_name());
     layout_ = layout_of(key);
-    for (int way = 0; way < kWays; ++way) told_[way] = work_out(op, stack, first, key, way, &guesses_[way]);
+    for (int way = 0; way < kWays; ++way) predicted_[way] = infer_results(op, stack, first, key, way, &guesses_[way]);
   }
   void judge(const std::vector<Return>& returns) {
     if (name_.empty()) return;
     for (int way = 0; way < kWays; ++way) {
-      if (!told_[way]) continue;
+      if (!predicted_[way]) continue;
       auto& counts = state().surveyed[{name_, layout_, way}];
       ++(same(guesses_[way], returns) ? counts.first : counts.second);
     }
@@ -36,7 +36,7 @@ class Surveyed {
  private:
   std::string name_;
   Layout layout_ = kRows;
-  bool told_[kWays] = {};
+  bool predicted_[kWays] = {};
   std::vector<Return> guesses_[kWays];
 };
 

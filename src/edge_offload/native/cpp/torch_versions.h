@@ -1,5 +1,5 @@
-// What older releases of torch have otherwise, each by the release from which on it is torch's own. Robots have 2.0 and up:
-// JetPack 5 brings 2.1.0a0. No other source here asks which release it is compiled for.
+// Differences of older torch releases; each namespace is named by the first release that has the newer form. Robots have 2.0
+// and up (JetPack 5 has 2.1.0a0). No other source depends on the release.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
@@ -67,7 +67,7 @@ class Allocator : public c10::Allocator {
 #endif
 }  // namespace since_2_3
 
-namespace since_2_4 {  // a storage may be looked at whatever its pointer leads to
+namespace since_2_4 {  // access to a storage's pointer without checks
 #if EDGE_OFFLOAD_TORCH(2, 4)
 inline c10::DataPtr& pointer_of(c10::StorageImpl* storage) { return storage->_mutable_data_ptr_no_checks(); }
 #elif EDGE_OFFLOAD_TORCH(2, 1)

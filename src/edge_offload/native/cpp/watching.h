@@ -1,47 +1,47 @@
-// Calls that this process computes are noted beside it: the handler finds inferences that come again among them, and
-// says which to wait for. The calls of one that is awaited are only noted, as for a server, until its read, when the
-// handler has robot and server compute it together; or until the program does something else.
+// Notes calls that this process computes, so that the handler can recognise repeated inferences and choose which to await.
+// Calls of an awaited inference are only noted, as for a server. At its read, the handler has robot and server compute it
+// together. If the program deviates, the calls up to there are computed at once.
 #pragma once
 #include "streams.h"
 
 namespace edge_offload {
 
-enum class Fate { kCompute, kNoted, kWait };  // compute it; compute it, it is noted; it is noted and has to wait
+enum class Fate { kCompute, kNoted, kWait };  // compute it, not noted; compute it, noted; noted, to be computed later
 
-// This segment is no inference that could be repeated: the rest of it is not recorded.
-inline void spoil(const char* why) {
+// Drops the pending segment, which cannot be repeated, and notes nothing until the next read.
+inline void skip_segment(const char* why) {
   auto& s = state();
   s.pending = Segment();
   ++s.epoch;
-  s.spoiled = true;
-  s.spoiled_by = why;
+  s.skipping = true;
+  s.skip_reason = why;
 }
-// The program does something else than what was waited for: what it did up to here is computed.
+// Ends waiting because the program deviated: computes the calls up to here.
 inline void leave() {
   auto& s = state();
   s.waiting = false;
-  s.spoiled = true;
-  s.spoiled_by = "";
+  s.skipping = true;
+  s.skip_reason = "";
   flush(kBarrier);
 }
 inline void give_up(const char* why) {
   if (state().waiting) leave();
-  else if (!state().spoiled) spoil(why);
+  else if (!state().skipping) skip_segment(why);
 }
 
-// Seconds since the start of a segment.
+// Returns the seconds since the start of a segment.
 inline double seconds_of(const Segment& segment) {
-  return segment.words.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - segment.started_at).count();
+  return segment.code.empty() ? 0.0 : std::chrono::duration<double>(std::chrono::steady_clock::now() - segment.started_at).count();
 }
-// What comes now has sizes that depend on data, and is computed here. What led there, if anything was uploaded in it, may
-// be most of an inference that comes again: the segment ends here, and the program goes on with what it left.
+// Ends the segment before a call whose sizes depend on data, which this process computes. If it has uploads, the segment may
+// be most of a repeated inference.
 inline void cut() {
   auto& s = state();
   const char* const why = "has sizes that depend on data";
   if (s.pending.payloads.empty()) { give_up(why); return; }
   if (s.waiting) {
-    const auto& words = s.pending.words;
-    if (std::none_of(s.following.begin(), s.following.end(), [&](uint32_t id) { return s.known.at(id)->words.size() == words.size(); })) {
+    const auto& code = s.pending.code;
+    if (std::none_of(s.following.begin(), s.following.end(), [&](uint32_t id) { return s.defined_segments.at(id)->code.size() == code.size(); })) {
       leave();
       return;
     }
@@ -53,16 +53,16 @@ inline void cut() {
     written.swap(s.written);
     Ended ended;
     py::gil_scoped_acquire gil;
-    Told report(ended);
+    SegmentReport report(ended);
     Busy busy;
     const bool learns = py::cast<bool>(py::reinterpret_borrow<py::object>(s.handler).attr("cut")(
         s.generation, ended.id, ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, seconds, written));
     if (learns) s.cut = ended.epoch;
   }
-  s.spoiled = true;
-  s.spoiled_by = "";
+  s.skipping = true;
+  s.skip_reason = "";
 }
-// The inference that was cut is over: the handler learns what the program used of what it left.
+// Reports to the handler which storages of the cut segment the program has used.
 inline void tell_uses() {
   auto& s = state();
   s.cut = 0;
@@ -76,12 +76,12 @@ inline void tell_uses() {
   py::reinterpret_borrow<py::object>(s.handler).attr("used")(items);
 }
 
-// Those of some segments that go on, or begin, with this call.
-inline std::vector<uint32_t> alike(const std::vector<uint32_t>& segments, const Entry& entry, const Key& key) {
+// Returns those of `segments` whose next call is this one.
+inline std::vector<uint32_t> matching_segments(const std::vector<uint32_t>& segments, const Entry& entry, const Key& key) {
   auto& s = state();
-  const size_t at = s.pending.words.size();
-  std::vector<uint32_t> still;
-  if (segments.empty() || !entry.known) return still;
+  const size_t at = s.pending.code.size();
+  std::vector<uint32_t> matching;
+  if (segments.empty() || !entry.cached) return matching;
   c10::SmallVector<uint32_t, 12> next{entry.index};
   c10::SmallVector<c10::StorageImpl*, 8> met;
   for (auto* storage : key.references) {
@@ -92,61 +92,61 @@ inline std::vector<uint32_t> alike(const std::vector<uint32_t>& segments, const 
     next.push_back(s.pending.values + place);
   }
   for (auto segment : segments) {
-    const auto& words = s.known.at(segment)->words;
-    if (words.size() >= at + next.size() && std::equal(next.begin(), next.end(), words.begin() + at)) still.push_back(segment);
+    const auto& code = s.defined_segments.at(segment)->code;
+    if (code.size() >= at + next.size() && std::equal(next.begin(), next.end(), code.begin() + at)) matching.push_back(segment);
   }
-  return still;
+  return matching;
 }
-// Whether this call is the next one of a segment to wait for.
+// Returns true if this call is the next one of an awaited segment; then waits.
 inline bool follows(const Entry& entry, const Key& key) {
   auto& s = state();
-  if (!s.pending.words.empty() && !s.waiting) return false;
-  auto still = alike(s.waiting ? s.following : s.awaited, entry, key);
-  if (still.empty()) return false;
-  s.following = std::move(still);
+  if (!s.pending.code.empty() && !s.waiting) return false;
+  auto matching = matching_segments(s.waiting ? s.following : s.awaited, entry, key);
+  if (matching.empty()) return false;
+  s.following = std::move(matching);
   s.waiting = true;
   return true;
 }
-// Whether nothing need be noted up to the next read: this begins like what is computed here anyway. One time in sixteen,
-// at no fixed distance, it is noted all the same: it may be something else that begins so and could be divided.
+// Returns true if nothing need be noted up to the next read, because this call begins a segment that stays in this process.
+// One time in sixteen, at random, it is noted all the same: another inference that could be divided may begin so, too.
 inline bool may_rest(const Entry& entry, const Key& key) {
   auto& s = state();
-  if (!s.pending.words.empty() || s.keep || alike(s.known_here, entry, key).empty()) return false;
-  s.turn = s.turn * 1664525u + 1013904223u;
-  return s.turn >> 28 != 0;
+  if (!s.pending.code.empty() || s.reports_bytes || matching_segments(s.local_segments, entry, key).empty()) return false;
+  s.sampler = s.sampler * 1664525u + 1013904223u;
+  return s.sampler >> 28 != 0;
 }
 
 inline Fate note_or_wait(const Entry& entry, const Key& key) {
   auto& s = state();
   if (follows(entry, key)) { note(&entry, key); return Fate::kWait; }
   if (s.waiting) { leave(); return Fate::kCompute; }
-  if (may_rest(entry, key)) { s.spoiled = s.resting = true; s.spoiled_by = ""; return Fate::kCompute; }
-  if (s.pending.words.size() > kFlushWords) { spoil("is too long"); return Fate::kCompute; }
+  if (may_rest(entry, key)) { s.skipping = s.resting = true; s.skip_reason = ""; return Fate::kCompute; }
+  if (s.pending.code.size() > kFlushLength) { skip_segment("is too long"); return Fate::kCompute; }
   note(&entry, key);
   return Fate::kNoted;
 }
 template <typename Fill>
 inline Fate note_or_wait(const char* name, Fill fill) {
-  if (state().spoiled) return Fate::kCompute;
+  if (state().skipping) return Fate::kCompute;
   forget_if_many();
   Key key(name);
   fill(key);
   return note_or_wait(*special(name, key), key);
 }
 
-// The lock where calls are watched, and whether this one may be computed at once.
+// Takes the lock if calls are watched; `at_once`: this call may be computed without noting it.
 struct Entered {
   std::optional<Hold> hold;
   bool at_once;
-  Entered() : at_once(!state().lagging) { if (state().watched) { hold.emplace(); at_once = state().spoiled; } }
+  Entered() : at_once(!state().lagging) { if (state().watched) { hold.emplace(); at_once = state().skipping; } }
 };
 
-// Memory that was there before this segment is about to change.
+// Records that a storage from before this segment is about to be written.
 inline void writes(c10::StorageImpl* storage) {
   auto& s = state();
   auto* context = context_of(storage);
   if (!context->listed || (context->fresh && context->epoch == s.epoch)) return;
-  if (s.owing) {
+  if (s.reports_writes) {
     py::gil_scoped_acquire gil;
     Busy busy;
     py::reinterpret_borrow<py::object>(s.handler).attr("before_write")(context->id);
@@ -161,17 +161,17 @@ inline void writes(const IValue& v) {
 // Reports a read to the handler: it ends the segment, which has been computed.
 inline void report_read(const Tensor& host) {
   auto& s = state();
-  const bool spoiled = s.spoiled;
+  const bool skipping = s.skipping;
   if (std::exchange(s.resting, false)) {
     bool deaths;
     { std::lock_guard<std::mutex> hold(s.deaths); deaths = !s.dead.empty(); }
     if (!deaths && s.written.empty()) {
-      s.spoiled = false;
+      s.skipping = false;
       ++s.epoch;
       const auto now = std::chrono::steady_clock::now();
-      if (s.heard_after == s.count_flushes && now - s.heard < s.look) return;
-      s.heard = now;
-      s.heard_after = s.count_flushes;
+      if (s.reported_flushes == s.count_flushes && now - s.reported_at < s.report_interval) return;
+      s.reported_at = now;
+      s.reported_flushes = s.count_flushes;
       py::gil_scoped_acquire gil;
       Busy busy;
       py::reinterpret_borrow<py::object>(s.handler).attr("rested")();
@@ -181,21 +181,21 @@ inline void report_read(const Tensor& host) {
   const double seconds = seconds_of(s.pending);
   std::vector<uint64_t> written;
   written.swap(s.written);
-  s.spoiled = false;
-  s.cut_read = s.cut != 0;  // what the program uses of it is of interest until it uploads something
+  s.skipping = false;
+  s.cut_read = s.cut != 0;  // its uses are recorded until the next upload
   Ended ended;
-  if (spoiled && ended.deaths.empty() && written.empty()) return;
+  if (skipping && ended.deaths.empty() && written.empty()) return;
   py::gil_scoped_acquire gil;
-  Told report(ended);
+  SegmentReport report(ended);
   Busy busy;
   py::reinterpret_borrow<py::object>(s.handler).attr("computed")(
-      s.generation, spoiled ? py::object(py::str(s.spoiled_by)) : py::object(py::int_(ended.id)), ended.base, report.live, report.dead, report.freed, report.numbers,
+      s.generation, skipping ? py::object(py::str(s.skip_reason)) : py::object(py::int_(ended.id)), ended.base, report.live, report.dead, report.freed, report.numbers,
       report.payloads, host.defined() ? py::object(py::cast(host)) : py::object(py::none()), seconds, written);
 }
 
-// Runs `use` on a host tensor that may be the device's own memory.
+// Runs `use` on a host tensor, which may share the device's memory.
 template <typename Use>
-inline void read_here(const Tensor& source, Use use) {
+inline void read_on_host(const Tensor& source, Use use) {
   auto& s = state();
   BelowAll below;
   if (!s.watched) { use(host_of(source)); return; }
@@ -209,13 +209,13 @@ inline void read_here(const Tensor& source, Use use) {
   }
   const Tensor host = host_of(source);
   use(host);
-  report_read(s.keep && !s.spoiled ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
+  report_read(s.reports_bytes && !s.skipping ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
 }
 
-inline void write_here(const Tensor& self, const Tensor& source) {
+inline void write_on_host(const Tensor& self, const Tensor& source) {
   auto& s = state();
   BelowAll below;
-  if (!s.watched) { copy_here(host_of(self), source); return; }
+  if (!s.watched) { copy_on_host(host_of(self), source); return; }
   Hold hold;
   if (s.cut_read) tell_uses();
   const auto fate = note_or_wait(kUpload, [&](Key& key) {
@@ -227,7 +227,7 @@ inline void write_here(const Tensor& self, const Tensor& source) {
   if (fate == Fate::kWait) return;
   try {
     writes(self.storage().unsafeGetStorageImpl());
-    copy_here(host_of(self), source);
+    copy_on_host(host_of(self), source);
   } catch (...) { give_up(""); throw; }
 }
 
@@ -246,7 +246,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
   }
   Hold hold;
   Entry* entry = nullptr;
-  if (!s.spoiled) {
+  if (!s.skipping) {
     forget_if_many();
     Key key(&schema);
     for (size_t i = 0; i < arguments; ++i) key.value((*stack)[first + i], schema.name().c_str());
@@ -254,7 +254,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
     if (!entry && has_dynamic_results(op, *stack, first)) cut();
     else {
       if (!entry) entry = intern(key.view(), c10::toString(op.operator_name()));
-      if (entry->known) check_room(new_bytes(entry->returns));
+      if (entry->cached) check_room(new_bytes(entry->returns));
       const auto fate = note_or_wait(*entry, key);
       if (fate == Fate::kWait) { ++s.count_hits; give_results(entry->returns, key, stack, arguments, true); return; }
       if (fate == Fate::kCompute) entry = nullptr;
@@ -266,9 +266,9 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
       for (int i = 0; i < 2; ++i) writes((*stack)[first + facts.statistics + i]);
     computing.run(stack, first);
     std::vector<Return> described;
-    const bool describe = entry && !entry->known;
+    const bool describe = entry && !entry->cached;
     computing.give(stack, first, entry != nullptr, describe ? &described : nullptr);
-    if (describe) { entry->returns = std::move(described); entry->known = true; }
+    if (describe) { entry->returns = std::move(described); entry->cached = true; }
   } catch (...) { give_up(""); throw; }
 }
 

@@ -1,1 +1,1 @@
-"""The node that publishes frames, and where frames come from."""
+"""Node that publishes camera frames, and its sources of frames."""

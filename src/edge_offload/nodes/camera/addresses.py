@@ -1,4 +1,4 @@
-"""Addresses of cameras: passwords are left out of what is shown, taken from ``~/.netrc``, and a failure has a cause."""
+"""Addresses of cameras: hides passwords in messages, reads them from ``~/.netrc``, and finds the cause of a failure."""
 
 from __future__ import annotations
 

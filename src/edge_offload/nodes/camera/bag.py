@@ -1,4 +1,4 @@
-"""Images out of a bag: which topic has them, and one after the other as a source of frames."""
+"""Reads the images of a bag one after the other, as a source of frames."""
 
 from __future__ import annotations
 

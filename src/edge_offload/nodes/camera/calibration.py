@@ -1,4 +1,4 @@
-"""Between camera calibrations and ``CameraInfo``."""
+"""Converts camera calibrations to ``CameraInfo`` and back."""
 
 from __future__ import annotations
 

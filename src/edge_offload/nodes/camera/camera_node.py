@@ -1,21 +1,20 @@
 """publishes frames of a camera, a stream, a video file, a folder of images or a bag.
 
 Publishes:
-  camera/image_raw              sensor_msgs/Image, bgr8; stamp: when the frame was read from the device or arrived, or
-                                its turn in the playback of a file or bag; with /use_sim_time none is sent while /clock
-                                stands
-  camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while somebody listens
-  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; K is zero
-                                without one; latched, and announced with the size of the images before the first of them
-  /tf_static                    where the camera is, if ~calibration holds a pose
+  camera/image_raw              sensor_msgs/Image, bgr8. Its stamp is the time of reading or arrival; of a file or bag,
+                                its time in the playback. With /use_sim_time it pauses while /clock stands
+  camera/image_raw/compressed   sensor_msgs/CompressedImage, JPEG, only while it has subscribers
+  camera/camera_info            sensor_msgs/CameraInfo with the frame's stamp, from ~calibration or the bag; without
+                                one, K is zero. Latched, and published once before the first image
+  /tf_static                    pose of the camera, if ~calibration has one
 
 Subscribes (only with ~every_frame):
-  kapao/people                  edge_offload_msgs/PersonArray: the result that the next frame waits for
+  kapao/people                  edge_offload_msgs/PersonArray: the next frame waits for this result
 
-A device that is unplugged is reported on /diagnostics and opened again when it comes back. A stream that is not there,
-ends or hangs is a warning there, with the cause; it is connected again after 1 s, 2 s, 4 s and so on up to 30 s. Its
-newest frame is published; older ones are dropped and counted. A video, folder or bag that is missing ends the
-node with exit code 1. At the end of a file the node starts again with ~loop, else it stays and says so on /diagnostics.
+An unplugged device is reported on /diagnostics, and opened again when it is back. A stream that is absent, ends or
+hangs is a warning with its cause; it is connected again after 1 s, 2 s, 4 s, up to 30 s. Of a stream the newest frame
+is published; older ones are dropped and counted. A missing video, folder or bag ends the node with exit code 1. At the
+end of a file the node starts again with ~loop; otherwise it stays, and says so on /diagnostics.
 
 Example, 15 frames per second:
   rosrun edge_offload camera_node _video:=lab.mp4 _rate:=15
@@ -53,20 +52,20 @@ class CameraNode(Node):
     name = "camera_node"
     declared = (
         *sources.source_parameters(),
-        Param("topic", "", "of the images in the bag; empty: the only one that has images"),
-        Param("info_topic", "", "of their calibration in the bag; empty: camera_info beside the images"),
+        Param("topic", "", "topic of the images in the bag; empty: the only one with images"),
+        Param("info_topic", "", "topic of their calibration in the bag; empty: camera_info beside the images"),
         Param("rate", 0.0, "frames per second; 0: the source's own, 10 if it has none", low=0.0, high=1000.0),
-        Param("width", 0, "pixels asked of the device; 0: its default", low=0),
-        Param("height", 0, "pixels asked of the device; 0: its default", low=0),
+        Param("width", 0, "pixels requested from the device; 0: its default", low=0),
+        Param("height", 0, "pixels requested from the device; 0: its default", low=0),
         Param("loop", True, "play a file again and again"),
         Param("frames", 0, "stop publishing after so many; 0: never", low=0),
         Param("every_frame", False, "publish the next frame when the result of the last one has come"),
-        Param("result_timeout", 60.0, "s to wait for that result before telling so", low=0.1),
+        Param("result_timeout", 60.0, "s to wait for that result before a warning", low=0.1),
         Param("subscribers", 0, "wait for so many subscribers of the image before the first frame", low=0),
-        Param("patience", 10.0, "s to wait for them before telling so", low=0.0),
+        Param("patience", 10.0, "s to wait for them before a warning", low=0.0),
         Param("frame_id", "camera_optical_frame", "tf frame of the images"),
         Param("calibration", "", "YAML file of camera_calibration; none: no camera_info"),
-        Param("jpeg_quality", 90, "of the compressed image", low=1, high=100),
+        Param("jpeg_quality", 90, "JPEG quality of the compressed image", low=1, high=100),
     )
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
-"""Where camera frames come from: what every source of frames does, a device, a video file, a folder of images.
+"""Sources of camera frames: their common interface, and a device, a video file, a folder of images.
 
-Knows nothing of ROS. :mod:`~edge_offload.nodes.camera.sources` lists the types.
+Independent of ROS. :mod:`~edge_offload.nodes.camera.sources` lists the types.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames that come over a network or out of a pipeline: a thread reads them, the newest one is taken."""
+"""Live sources of frames, over a network or from a pipeline: a thread reads them, and only the newest frame is used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GStreamer's pipelines, as OpenCV's users write them, run by ``gst-launch-1.0`` in a process of its own.
+"""GStreamer pipelines in OpenCV's notation, run by ``gst-launch-1.0`` in a process of its own.
 
-OpenCV as pip installs it has no GStreamer. A process needs no binding for this Python, and one that hangs or crashes in
-a camera's driver is ended and started again. Frames come through a pipe, each behind its length; what size they are
-gst-launch says beside it.
+OpenCV from pip has no GStreamer. A process needs no binding for this Python. If it hangs or crashes in a camera's
+driver, it is ended and started again. Frames come through a pipe, each after its length. Their size is read from
+gst-launch's output.
 """
 
 from __future__ import annotations

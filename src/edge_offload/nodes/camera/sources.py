@@ -1,7 +1,7 @@
-"""The types of cameras: one row each, from which arguments, launch files, camera_node and its ``--help`` take theirs.
+"""Types of cameras: one row each, read by checks of arguments, launch files, camera_node and its ``--help``.
 
 A new type is a module with a :class:`~edge_offload.nodes.camera.frames.FrameSource` and a row here. Only the standard
-library is imported, since roslaunch's Python looks at arguments, too.
+library is imported, since roslaunch's Python checks arguments, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams by their address, RTSP or HTTP and what else FFmpeg reads, by OpenCV's reader."""
+"""Streams by address (RTSP, HTTP and others that FFmpeg reads), through OpenCV's reader."""
 
 from __future__ import annotations
 

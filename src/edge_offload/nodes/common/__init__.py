@@ -1,1 +1,1 @@
-"""What every node does the same way."""
+"""Common parts of all nodes."""

@@ -1,4 +1,4 @@
-"""Opens bags, and says of one that cannot be read why, and what to do."""
+"""Opens bags; the error for an unreadable one names the cause and the remedy."""
 
 from __future__ import annotations
 

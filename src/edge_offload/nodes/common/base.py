@@ -1,4 +1,4 @@
-"""What every node does the same way: parameters, /diagnostics, counted callbacks, draining, exit codes, --help."""
+"""Base class of all nodes: parameters, /diagnostics, counted callbacks, draining, exit codes, --help."""
 
 from __future__ import annotations
 

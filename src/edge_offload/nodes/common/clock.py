@@ -1,4 +1,4 @@
-"""The ROS clock, which may stand: with ``/use_sim_time`` it is whatever somebody publishes on ``/clock``."""
+"""ROS clock that may stand still: with ``/use_sim_time`` it follows the messages on ``/clock``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sensor messages to arrays, tf's messages to transforms, and back.
+"""Converts sensor messages to arrays, transforms of tf to matrices, and back.
 
-Every size and encoding is checked before the data is touched.
+Checks every size and encoding before it reads the data.
 """
 
 from __future__ import annotations

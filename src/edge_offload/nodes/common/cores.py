@@ -1,4 +1,4 @@
-"""Which CPU cores a process stays on, by number or by rank, so that one launch file fits machines of any size."""
+"""CPU cores of a process, by number or by rank, so that one launch file fits machines of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a node is doing, in words: conditions that hold, counters and values. Knows nothing of ROS."""
+"""Health of a node in words: present conditions, counters and values. Independent of ROS."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Notices when the ROS master has gone or was started anew, and registers this node with the new one.
+"""Registers a node again when the ROS master has been restarted.
 
-rospy registers once. A master that was started anew knows nothing of the nodes that outlived the old one; connections
-that stand go on, but nobody who starts later is ever heard. This asks the master from time to time whether it knows
-this node, and if not registers its topics again, without touching the connections.
+rospy registers once. A restarted master does not know the nodes that are older than itself. Their connections work,
+but no node that starts later finds them. This module asks the master at intervals whether it knows this node. If not,
+it registers the node's topics again, without touching the connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parameters of a node: declared once with default and meaning, checked when read. Knows nothing of ROS."""
+"""Parameters of a node: declared once with default and meaning, checked when read. Independent of ROS."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def render_table(declared: Sequence[Param]) -> str:
     lines = []
     for param in declared:
         default = repr(param.default) if isinstance(param.default, str) else str(param.default)
-        choices = f" One of: {', '.join(map(str, param.choices))}." if param.choices else ""
+        choices = f"; one of {', '.join(map(str, filter(None, param.choices)))}" if param.choices else ""
         lines.append(f"  ~{param.name:<18} {param.doc}{choices} (default: {default})")
     return "\n".join(lines)

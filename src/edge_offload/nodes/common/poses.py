@@ -1,4 +1,4 @@
-"""Poses looked up in tf: one that comes late is waited for, one that does not come is told on /diagnostics, and why."""
+"""Looks poses up in tf: waits for late ones, and reports missing ones on /diagnostics with the cause."""
 
 from __future__ import annotations
 

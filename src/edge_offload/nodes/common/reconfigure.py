@@ -1,6 +1,6 @@
-"""Parameters of a node that can be turned while it runs (dynamic_reconfigure), from the table that declares them.
+"""Parameters of a node that may change while it runs (dynamic_reconfigure), from the table that declares them.
 
-The usual .cfg file would say names, defaults and bounds a second time.
+A .cfg file would repeat names, defaults and bounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls a function at a steady rate of wall time: simulated time may stand still or jump."""
+"""Calls a function at a steady rate of wall time, because simulated time may stand still or jump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics on which nothing comes: another type than a node takes, or another name. ROS itself says little."""
+"""Explains a silent topic: no publisher, another message type, or another name. ROS itself reports little."""
 
 from __future__ import annotations
 

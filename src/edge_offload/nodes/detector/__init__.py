@@ -1,1 +1,1 @@
-"""The node for a detector of the user's own."""
+"""Node for a detector of the user's own."""

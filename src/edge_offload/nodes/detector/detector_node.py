@@ -1,40 +1,43 @@
 """runs a detector or segmenter of your own on the images of a camera, on the robot or on a server.
 
 ~model names its module: package.module:factory, a TorchScript file or an ONNX file. ~detector names the class that
-prepares images and interprets what the module returns (package.module:Class, see edge_offload.models.detector); without
-it the module is expected to return boxes, scores and classes. Outputs of an ONNX file (YOLO, RT-DETR, DETR, SSD,
-segmentation) are decoded by the format that they have, or that ~decoder names.
+prepares images and interprets outputs (package.module:Class, see edge_offload.models.detector). Without it the module
+has to return boxes, scores and classes. Outputs of an ONNX file (YOLO, RT-DETR, DETR, SSD, segmentation) are decoded by
+their format, or by the one that ~decoder names.
 
 Subscribes:
   camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage)
   camera/camera_info            sensor_msgs/CameraInfo: needed for positions in space
   camera/depth/image_raw        sensor_msgs/Image 16UC1 or 32FC1, aligned with the image (only with ~depth)
   lidar/points                  sensor_msgs/PointCloud2 (only with ~cloud)
-  offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
-  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
+  offload/mode                  edge_offload_msgs/OffloadMode: mode of the next frames
+  offload/bandwidth             edge_offload_msgs/Bandwidth: the link, while no inference uses it
   /tf, /tf_static               pose of the camera in ~world_frame, whose ground is z = 0; with ~cloud that of the LiDAR
 
-Publishes, exactly one of each for every frame taken up, with the frame's stamp:
-  detector/objects              edge_offload_msgs/ObjectArray with positions, empty when there is nothing
-  offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
-  offload/forecast              edge_offload_msgs/Forecast: what the next frame would cost in each mode
-and while somebody listens:
-  detector/detections           vision_msgs/Detection2DArray, where vision_msgs is installed; names of the classes in
-                                ~labels, which detector/detections/info (vision_msgs/VisionInfo) points to
-  detector/detections_3d        vision_msgs/Detection3DArray: those of them whose position is known
-  detector/markers              visualization_msgs/MarkerArray: likewise, for RViz
+Publishes, exactly one of each for every processed frame, with the frame's stamp:
+  detector/objects              edge_offload_msgs/ObjectArray with positions; empty: no detection
+  offload/latency               edge_offload_msgs/Latency: the mode that ran, time by stage (s), bytes, energy (J)
+  offload/forecast              edge_offload_msgs/Forecast: expected cost of the next frame in each mode
+and while they have subscribers:
+  detector/detections           vision_msgs/Detection2DArray, if vision_msgs is installed; names of the classes in
+                                ~labels, to which detector/detections/info (vision_msgs/VisionInfo) points
+  detector/detections_3d        vision_msgs/Detection3DArray: the detections with a position
+  detector/markers              visualization_msgs/MarkerArray: the same, for RViz
   detector/mask                 sensor_msgs/Image mono8: class of each pixel plus one, 0: none (segmenters)
   detector/overlay              sensor_msgs/Image, annotated; detector/overlay/compressed (JPEG)
 
-A position comes from the depth image, else from points of the LiDAR in the box, else from where the lower edge of the
-box meets the ground of ~world_frame; each says from which, and in which frame it is.
+A position comes from the depth image, else from points of the LiDAR in the box. Otherwise it is the place where the
+lower edge of the box meets the ground of ~world_frame. Each position names its source and its frame.
 
-With ~camera_ns [front, left, rear] several cameras share the network by turns, as those of kapao_node do: their topics
-are front/image_raw, front/detector/objects and so on.
+With ~camera_ns [front, left, rear] several cameras share the network in turns, as in kapao_node. Their topics are
+front/image_raw, front/detector/objects and so on.
 
-Only the latest image is worked on, unless ~every_frame says otherwise; modes, carrying on without a server and
-/diagnostics are those of kapao_node. With ~in_flight above 1, prepare() of an image may come before, or beside,
-interpret() of the one before it; neither is called for two images at once, and both are in the order of the images.
+Only the latest image is processed, unless ~every_frame is set. Modes, fallback and /diagnostics are those of
+kapao_node. With ~in_flight above 1, prepare() of an image may run before or beside interpret() of the one before it.
+Neither runs for two images at once, and both keep the order of the images.
+
+Example:
+  rosrun edge_offload detector_node _model:=yolo11n.onnx _server:=tcp://gpu:5700 _mode:=auto
 """
 
 from __future__ import annotations
@@ -105,16 +108,19 @@ class DetectionsView(CameraView):
         labels, topic = list(self._detector.labels), self.output_topic("detector/detections")
         self._detections = DetectionPublisher(topic, labels, self._detector.name, self.health)
 
-    def prepare_frame(self, frame: Frame) -> PreparedImage:
+    def prepare_inputs(self, frame: Frame) -> PreparedImage:
+        """Implement :class:`.SensorStages`."""
         bgr = image_to_bgr(frame.message)
         size = (bgr.shape[1], bgr.shape[0])
         return PreparedImage(bgr, size, NetworkInput.from_image(self._detector, bgr, frame.received_s))
 
-    def infer_frame(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+    def infer_inputs(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+        """Implement :class:`.SensorStages`."""
         frame_id, image = frame.message.header.frame_id, list(prepared.size)
         return self.node.run_network(frame, prepared.image.inputs, frame_id=frame_id, image=image)
 
-    def finish_frame(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+    def publish_result(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+        """Implement :class:`.SensorStages`."""
         node, header, size = self.node, frame.message.header, prepared.size
         seen = prepared.image.interpret(self._detector, *inferred)
         detections, report = seen.result, seen.report

@@ -1,1 +1,1 @@
-"""What nodes share whose network runs here or on a server."""
+"""Common parts of nodes with a network that runs on the robot or on a server."""

@@ -1,7 +1,7 @@
-"""What every node does whose network looks at frames of sensors: one result for each that is taken up.
+"""Base classes of nodes with a network for the frames of sensors: one result for each processed frame.
 
-Several cameras have one network, and the frames of each their turn (:class:`LatestFrameQueue`). All else is a sensor's
-own: intake, calibration, what is known of earlier frames, topics.
+Several cameras share one network, with their frames in turns (:class:`LatestFrameQueue`). Each sensor has its own
+intake, calibration, state from earlier frames, and topics.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SensorView(SensorStages):
     """Work of a node on the frames of one sensor.
 
     A subclass makes its publishers and its painter in :meth:`start`, takes frames in from :meth:`subscribe` on, and
-    publishes exactly one result for a frame in :meth:`finish_frame` or :meth:`publish_failure`.
+    publishes exactly one result for a frame in :meth:`publish_result` or :meth:`publish_failure`.
 
     Args:
         node: whose network looks at them.
@@ -74,13 +74,13 @@ class SensorView(SensorStages):
     def start(self, network: Network) -> None:
         """Make publishers, and whatever else frames need."""
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
+    def subscribe(self, queue: LatestFrameQueue[Frame], queue_all: bool) -> None:
         """Take frames in from now on."""
 
     def close(self) -> None:
         """Take no more frames in."""
 
-    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+    def refresh(self, queue: LatestFrameQueue[Frame]) -> None:
         """Say on /diagnostics how frames come."""
 
     def publish_failure(self, frame: Frame, error: BaseException) -> None:
@@ -103,7 +103,7 @@ class SensorView(SensorStages):
 class CameraView(SensorView):
     """Work of a node on the images of one camera.
 
-    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`finish_frame` or
+    A subclass makes its publishers in :meth:`open`, exactly one result for a frame in :meth:`publish_result` or
     :meth:`publish_nothing`, and pictures in :meth:`draw`.
 
     Args:
@@ -146,8 +146,8 @@ class CameraView(SensorView):
         self.painter = Painter(self, self.output_topic(self.overlay), self.draw, capacity=2)
         self.painter.start()
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
-        offer_frame = slot.offer_frame if self.carry is None else self.carry.offer_frame
+    def subscribe(self, queue: LatestFrameQueue[Frame], queue_all: bool) -> None:
+        offer_frame = queue.offer_frame if self.carry is None else self.carry.offer_frame
         topic, transport = self.input_topic("image_raw"), self.params["transport"]
         self._images = ImageIntake(self, topic, transport, offer_frame, queue_all, self.name)
 
@@ -155,12 +155,12 @@ class CameraView(SensorView):
         if self._images is not None:
             self._images.close()
 
-    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+    def refresh(self, queue: LatestFrameQueue[Frame]) -> None:
         if self._images is None:
             return
         self._images.refresh()
         if self.name:
-            counts = slot.get_counts(self.name) if self.carry is None else self.carry.counts
+            counts = queue.get_counts(self.name) if self.carry is None else self.carry.counts
             for what in ("offered", "taken", "superseded", "waiting"):
                 self.health.value(f"frames {what}", getattr(counts, what))
             self.health.value("results" if self.carry is None else "inferences", self.node.results[self.name])
@@ -190,7 +190,7 @@ class SensorNode(OffloadedNode):
         raise NotImplementedError(f"{self.name} has no network")
 
     def warm_up(self) -> Optional[Any]:
-        """Compute once with a made-up frame, if its size is known; returns the network's input."""
+        """Compute once with a synthetic frame, if its size is known; returns the network's input."""
         raise NotImplementedError(f"{self.name} has no frames")
 
     @property
@@ -204,22 +204,22 @@ class SensorNode(OffloadedNode):
         self.views = self.make_views()
         views = self.views.values()
         self.begin_offloading(self.make_network())
-        self.slot: LatestFrameQueue[Frame] = LatestFrameQueue(
+        self.queue: LatestFrameQueue[Frame] = LatestFrameQueue(
             4 if queue_all else 1, queue_all, operator.attrgetter("camera"), self.admit_frame
         )
         for view in views:
             view.start(self._network)
         self.carries = [view.carry for view in views if view.carry is not None]
-        self._worker = self.make_pipeline(self.slot, self.views, self._on_failure)
+        self._worker = self.make_pipeline(self.queue, self.views, self._on_failure)
         self._worker.start()
-        self.subscribe_control(self.slot)
+        self.subscribe_control(self.queue)
         inputs = self.warm_up()
         if inputs is not None:
             self.publish_forecast([inputs], Header(stamp=rospy.Time.now()))
         self.collector.start()
         # last: from now on frames come
         for view in views:
-            view.subscribe(self.slot, queue_all)
+            view.subscribe(self.queue, queue_all)
         names = f", cameras {', '.join(self.views)}" if len(self.views) > 1 else ""
         rospy.loginfo(f"model {self.model} is ready, mode {self._mode}{names}")
 
@@ -236,8 +236,8 @@ class SensorNode(OffloadedNode):
         if not hasattr(self, "_worker"):
             return
         for view in self.views.values():
-            view.refresh(self.slot)
-        self.refresh_network(self.slot, f"{self.noun}s")
+            view.refresh(self.queue)
+        self.refresh_network(self.queue, f"{self.noun}s")
 
     def _on_failure(self, frame: Frame, error: BaseException) -> None:
         self.leave_turn(frame)
@@ -260,9 +260,9 @@ class ImageNode(SensorNode):
     written = (*OffloadedNode.written, "labels")
     image_params: ClassVar[Tuple[Param, ...]] = (
         CAMERA_NS,
-        Param("every_frame", False, "work on every image instead of the latest"),
+        Param("every_frame", False, "process every image instead of the latest"),
         Param("transport", "auto", "kind of images to subscribe to", choices=("auto", "raw", "compressed")),
-        Param("jpeg_quality", 85, "of the overlay's compressed images", low=1, high=100),
+        Param("jpeg_quality", 85, "JPEG quality of the overlay's compressed images", low=1, high=100),
     )
     views: Mapping[str, CameraView]
 

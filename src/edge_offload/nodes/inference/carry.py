@@ -1,4 +1,4 @@
-"""The thread of a node that gives every frame its result at once, carried along from what the network saw last."""
+"""Thread of a node that gives every frame a result at once, carried along from the network's latest result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_offload.manager.drop import DropCurve
 from edge_offload.manager.tuning import WAITING
 from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.intake import Frame
-from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, SlotCounts, Worker
+from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, QueueCounts, Worker
 from edge_offload.perception.carry.carrier import Carrier
 from edge_offload.runtime.carrying import Along, Carrying, Events, FrameLoop
 
@@ -108,11 +108,11 @@ class CarryThread(Generic[Result]):
         self, task: Task[Result], slowdown: float, health: Health, on_error: Callable[[str, BaseException], None]
     ) -> None:
         self._task, self.health, self._slow = task, health, _Slow(slowdown)
-        self._slot: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
+        self._queue: LatestFrameQueue[Frame] = LatestFrameQueue(capacity=WAITING)
         self._on_comparison: Callable[[int, float, float, DropCurve], None] = lambda *_: None
         carrier = _Slowed(task.carrier, self._slow)
         carrying = Carrying(carrier, task.drop, on_comparison=lambda *comparison: self._on_comparison(*comparison))
-        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._publish_result, waits=task.waits)
+        self.loop: FrameLoop[Frame, Result] = FrameLoop(carrying, self._publish_carried, waits=task.waits)
         self._events = Events(lambda: self.loop.due_s, self.loop.flush, lambda error: on_error("carry", error))
         self._lock = threading.Lock()
         self._waits: Optional[Callable[[], Iterator[None]]] = None
@@ -132,7 +132,7 @@ class CarryThread(Generic[Result]):
 
     def offer_frame(self, frame: Frame) -> bool:
         """A frame has come; whether it will be taken up."""
-        taken = self._slot.offer_frame(frame)
+        taken = self._queue.offer_frame(frame)
         self._events.post(self._take_frame, first=True)
         return taken
 
@@ -167,11 +167,11 @@ class CarryThread(Generic[Result]):
             self._events.go_on(functools.partial(self._go_on, steps))
 
     @property
-    def counts(self) -> SlotCounts:
-        return self._slot.counts
+    def counts(self) -> QueueCounts:
+        return self._queue.counts
 
     def _take_frame(self) -> None:
-        frame = self._slot.take_next_frame(0.0)
+        frame = self._queue.take_next_frame(0.0)
         if frame is None:
             return
         self.loop.flush()
@@ -201,7 +201,7 @@ class CarryThread(Generic[Result]):
         if result is not None:
             self.loop.add_local_result(result, frame.instant)
 
-    def _publish_result(self, frame: Frame, along: Along[Result]) -> None:
+    def _publish_carried(self, frame: Frame, along: Along[Result]) -> None:
         if along.degraded:
             self.health.warn("carry", along.degraded)
         else:
@@ -220,6 +220,6 @@ class CarryThread(Generic[Result]):
 
     def drain(self, timeout_s: float) -> bool:
         """Let the frames that wait leave; whether they have in time."""
-        self._slot.close()
+        self._queue.close()
         ended = self._local_worker is None or self._local_worker.drain(timeout_s)
         return self._events.drain(timeout_s) and ended

@@ -1,4 +1,4 @@
-"""Messages of edge_offload from the library's own types, and back."""
+"""Converts the library's types to messages of edge_offload, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a sensor beside a camera: found by the stamps of its images, waited for where they come late."""
+"""Messages of a sensor beside a camera: matched with images by their stamps; late ones are waited for."""
 
 from __future__ import annotations
 

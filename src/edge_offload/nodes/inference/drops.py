@@ -1,4 +1,4 @@
-"""What a node's results lose with staleness: told on ``offload/drop`` with every comparison, and on /diagnostics."""
+"""Measures the accuracy that a node's results lose with staleness; published on ``offload/drop`` and /diagnostics."""
 
 from __future__ import annotations
 

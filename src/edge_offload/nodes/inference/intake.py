@@ -1,4 +1,4 @@
-"""What a network node takes in: images (raw or compressed), the instant of each, calibration, pose."""
+"""Intake of a node with a network: images (raw or compressed), the instant of each, calibration, pose."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AUTO, NO_FRAME, DEFAULT_FRAME = "auto", "none", "map"
 WORLD_FRAME = Param(
     "world_frame",
     AUTO,
-    "tf frame of the positions, its ground at z = 0; auto: map, and no word of it where nobody publishes tf; "
+    "tf frame of the positions, its ground at z = 0; auto: map, without a warning if there is no tf; "
     "none: no positions on the ground",
 )
 """Parameter of nodes that tell where things are."""
@@ -67,7 +67,7 @@ class Frame:
 
     Attributes:
         instant: when it was taken; frames are told apart, ordered and timed by it, not by their stamps.
-        place: among the inferences.
+        ticket: of its inference, in the order of inferences.
         claim: its turn at the server.
         pixels: of an image, or the voxels that a sweep hit, where they are decoded already.
         until_s: how long its result may wait for what comes late, on the monotonic clock.
@@ -78,7 +78,7 @@ class Frame:
     message: Any
     received_s: float
     instant: Instant = UNKNOWN
-    place: Optional[int] = None
+    ticket: Optional[int] = None
     claim: Optional[Claim] = None
     pixels: Optional[Array] = None
     until_s: float = -math.inf

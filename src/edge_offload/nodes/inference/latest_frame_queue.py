@@ -1,9 +1,9 @@
-"""Hand-over of frames from a subscriber to workers: the latest only, or every one. Knows nothing of ROS.
+"""Queue of frames between a subscriber and workers: only the latest frame, or every one. Independent of ROS.
 
-A subscriber that computes in its callback falls behind by a whole queue; one that only puts the frame here is never
-more than one inference behind. Every frame offered is taken exactly once or superseded, and counted either way.
-Frames of several sources take turns: the next one is of the source that had its last turn the longest ago.
-A :class:`Worker` works on one frame at a time, :class:`FramePipeline` on some at once, with results in their order.
+A subscriber that computes in its callback may fall behind by a whole queue. With this queue it is at most one inference
+behind. Every offered frame is either taken exactly once or superseded, and counted in both cases. Frames of several
+sources take turns: the next one is of the source whose last turn is the longest ago. A :class:`Worker` works on one
+frame at a time. A :class:`FramePipeline` works on several at once, with results in the order of the frames.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", contravariant=True)
 
 
 @dataclass(frozen=True)
-class SlotCounts:
+class QueueCounts:
     """Numbers of frames: ``offered = taken + superseded + waiting`` at any moment.
 
     ``superseded`` counts the frames that were dropped, those not accepted included.
@@ -34,7 +34,7 @@ class SlotCounts:
     waiting: int = 0
 
     @classmethod
-    def sum_counts(cls, many: Iterable[SlotCounts]) -> SlotCounts:
+    def sum_counts(cls, many: Iterable[QueueCounts]) -> QueueCounts:
         """Return the sum of ``many``."""
         return cls(*map(sum, zip(*map(astuple, many))))
 
@@ -49,10 +49,10 @@ class _Source(Generic[T]):
     superseded: int = 0
 
     @property
-    def counts(self) -> SlotCounts:
+    def counts(self) -> QueueCounts:
         # includes the frame of a put() that is blocked until there is room
         waiting = self.offered - self.taken - self.superseded
-        return SlotCounts(self.offered, self.taken, self.superseded, waiting)
+        return QueueCounts(self.offered, self.taken, self.superseded, waiting)
 
 
 class LatestFrameQueue(Generic[T]):
@@ -151,20 +151,20 @@ class LatestFrameQueue(Generic[T]):
             return self._closed
 
     @property
-    def counts(self) -> SlotCounts:
+    def counts(self) -> QueueCounts:
         with self._changed:
-            return SlotCounts.sum_counts([SlotCounts(), *(source.counts for source in self._sources.values())])
+            return QueueCounts.sum_counts([QueueCounts(), *(source.counts for source in self._sources.values())])
 
-    def get_counts(self, source: str) -> SlotCounts:
+    def get_counts(self, source: str) -> QueueCounts:
         with self._changed:
-            return self._sources[source].counts if source in self._sources else SlotCounts()
+            return self._sources[source].counts if source in self._sources else QueueCounts()
 
 
 class Worker(Generic[T]):
     """Thread that takes frames from a queue and works on one at a time.
 
     Args:
-        slot: the queue.
+        queue: of the frames.
         work: called with each frame, in the worker's thread.
         on_error: called with a frame and the exception that ``work`` raised; then the worker takes the next frame.
         name: of the thread.
@@ -173,13 +173,13 @@ class Worker(Generic[T]):
 
     def __init__(
         self,
-        slot: LatestFrameQueue[T],
+        queue: LatestFrameQueue[T],
         work: Callable[[T], None],
         on_error: Callable[[T, BaseException], None],
         name: str = "worker",
         begin: Callable[[], object] = lambda: None,
     ) -> None:
-        self._slot = slot
+        self._queue = queue
         self._work = work
         self._on_error = on_error
         self._begin = begin
@@ -191,7 +191,7 @@ class Worker(Generic[T]):
     def _run_work(self) -> None:
         self._begin()
         while True:
-            item = self._slot.take_next_frame()
+            item = self._queue.take_next_frame()
             if item is None:
                 return
             try:
@@ -201,7 +201,7 @@ class Worker(Generic[T]):
 
     def drain(self, timeout_s: float) -> bool:
         """Close the queue and wait for the worker; return whether it finished all frames within ``timeout_s``."""
-        self._slot.close()
+        self._queue.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -214,8 +214,8 @@ class FrameStages(Protocol[F]):
     :meth:`infer_frame` may run for several frames at once.
     """
 
-    def prepare_frame(self, frame: F, place: int) -> Any:
-        """Return the network's inputs; ``place`` is the frame's place in the pipeline's ``order``."""
+    def prepare_frame(self, frame: F, ticket: int) -> Any:
+        """Return the network's inputs; ``ticket`` is the frame's ticket in the pipeline's ``order``."""
 
     def infer_frame(self, frame: F, prepared: Any) -> Any:
         """Run the network on what :meth:`prepare_frame` returned."""
@@ -231,9 +231,9 @@ class FramePipeline(Generic[T]):
     """Threads that take frames from a queue and work on several at once; results come in the order of the frames.
 
     Args:
-        slot: the queue.
+        queue: of the frames.
         stages: the work on a frame.
-        order: gives each frame its place in the order of inferences.
+        order: gives each frame its ticket in the order of inferences.
         wait_s: returns how long to wait before the next frame is taken, seconds. The argument: when the frames in
             progress were taken, monotonic seconds.
         most: largest number of frames in progress, which is the number of threads.
@@ -243,7 +243,7 @@ class FramePipeline(Generic[T]):
 
     def __init__(
         self,
-        slot: LatestFrameQueue[T],
+        queue: LatestFrameQueue[T],
         stages: FrameStages[T],
         order: TicketLock,
         wait_s: Callable[[List[float]], float],
@@ -251,7 +251,7 @@ class FramePipeline(Generic[T]):
         name: str = "worker",
         begin: Callable[[], object] = lambda: None,
     ) -> None:
-        self._slot, self._stages, self._wait_s, self._begin = slot, stages, wait_s, begin
+        self._queue, self._stages, self._wait_s, self._begin = queue, stages, wait_s, begin
         self._infer_order, self._prepare_order, self._finish_order = order, TicketLock(), TicketLock()
         self._take_lock = threading.Lock()  # frames get their places in the order in which they are taken
         self._taken_s: List[float] = []
@@ -275,35 +275,35 @@ class FramePipeline(Generic[T]):
     def _run_next(self) -> bool:
         """Take one frame and work on it; return False when the queue is closed and empty."""
         with self._take_lock:
-            item = self._slot.take_next_frame(wait_s=lambda: self._wait_s(list(self._taken_s)))
+            item = self._queue.take_next_frame(wait_s=lambda: self._wait_s(list(self._taken_s)))
             if item is None:
                 return False
             taken_s = time.monotonic()
             self._taken_s.append(taken_s)
-            prepare_place, infer_place = self._prepare_order.reserve_place(), self._infer_order.reserve_place()
-            finish_place = self._finish_order.reserve_place()
+            prepare_ticket, infer_ticket = self._prepare_order.take_ticket(), self._infer_order.take_ticket()
+            finish_ticket = self._finish_order.take_ticket()
         try:
-            self._run_all_stages(item, prepare_place, infer_place, finish_place)
+            self._run_all_stages(item, prepare_ticket, infer_ticket, finish_ticket)
         finally:
-            self._prepare_order.release_place(prepare_place)
-            self._infer_order.release_place(infer_place)
-            self._finish_order.release_place(finish_place)
+            self._prepare_order.release_ticket(prepare_ticket)
+            self._infer_order.release_ticket(infer_ticket)
+            self._finish_order.release_ticket(finish_ticket)
             self._taken_s.remove(taken_s)
-            self._slot.wake_takers()
+            self._queue.wake_takers()
         return True
 
-    def _run_all_stages(self, item: T, prepare_place: int, infer_place: int, finish_place: int) -> None:
+    def _run_all_stages(self, item: T, prepare_ticket: int, infer_ticket: int, finish_ticket: int) -> None:
         stages = self._stages
         prepared = inferred = None
         failed: Optional[Exception] = None
         try:
-            with self._prepare_order.hold_place(prepare_place):
-                prepared = stages.prepare_frame(item, infer_place)
+            with self._prepare_order.hold_ticket(prepare_ticket):
+                prepared = stages.prepare_frame(item, infer_ticket)
             inferred = stages.infer_frame(item, prepared)
         except Exception as error:
             failed = error
-        self._infer_order.release_place(infer_place)
-        self._finish_order.wait_for_place(finish_place)
+        self._infer_order.release_ticket(infer_ticket)
+        self._finish_order.wait_for_ticket(finish_ticket)
         try:
             if failed is None:
                 stages.finish_frame(item, prepared, inferred)
@@ -314,7 +314,7 @@ class FramePipeline(Generic[T]):
 
     def drain(self, timeout_s: float) -> bool:
         """Close the queue and wait for the threads; return whether they finished all frames within ``timeout_s``."""
-        self._slot.close()
+        self._queue.close()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
             if thread.ident is not None:

@@ -1,7 +1,7 @@
-"""What the absence of the server means for a node's health: amber or red, with the cause, in words that say what to do.
+"""Health of a node while the server is absent: amber or red, with the cause and the remedy.
 
-Amber as long as a policy decides: it makes do with the robot, and frames still have results. Red where a mode was asked
-for by name that needs the server, and the server is absent for :data:`ABSENT_S`: the request is not met.
+Amber if a policy chooses the mode: the robot computes, and frames have results. Red if the user set a mode that needs
+the server, and the server has been absent for :data:`ABSENT_S`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The network of a node: its model, where it runs, and the link to the server."""
+"""Network of a node: its model, its device, and the link to the server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ USUAL = (*CANDIDATES, BRIDGED, Mode.SPLIT)
 #: Says why a program that was to have a virtual device has none (``edge-offload exec --optional``).
 NO_DEVICE = "EDGE_OFFLOAD_NO_DEVICE"
 #: Of the parameter of nodes that run ONNX files.
-DECODER = "of an ONNX file, how its outputs are decoded: yolov5, yolov8, rtdetr, ...; none: as its outputs are"
+DECODER = "format of an ONNX file's outputs: yolov5, yolov8, rtdetr, ...; none: recognised by the outputs"
 #: Seconds from which on a first inference is not much slower than any later one.
 SLOW_S = 3.0
 
@@ -73,17 +73,21 @@ class Network:
     declared: ClassVar[Tuple[Param, ...]] = (
         Param("model", "movenet", "name of the model ('edge-offload models list'), package.module:factory or net.onnx"),
         Param("model_options", {}, "options of the model, such as {size: 512}"),
-        Param("server", "", "address of the server, tcp://host:port, several with commas; none: everything runs here"),
+        Param(
+            "server",
+            "",
+            "address of the server, tcp://host:port, several with commas; none: everything runs on the robot",
+        ),
         Param("keys", "", "key directory; none: the user's"),
         Param("candidates", [mode.value for mode in CANDIDATES], "modes that a policy may choose among"),
         Param(
             "exact",
             False,
-            "only what has the bits of the robot's own results: no split, no server with another fingerprint",
+            "allow only results with the robot's own bits: no split, no server with another fingerprint",
         ),
-        Param("codec", "auto", "coding of what travels; auto is lossless"),
-        Param("device", "auto", "what computes here: auto (the GPU if there is one), cpu, cuda or cuda:n"),
-        Param("engine", "eager", "what computes here: eager (torch), auto, or a name from 'edge-offload engines'"),
+        Param("codec", "auto", "codec of transferred tensors; auto is lossless"),
+        Param("device", "auto", "device of this machine: auto (the GPU if there is one), cpu, cuda or cuda:n"),
+        Param("engine", "eager", "engine of this machine: eager (torch), auto, or a name from 'edge-offload engines'"),
         Param("slowdown", 1.0, "factor by which compute on this machine is slowed on purpose (emulation)", low=1.0),
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
@@ -206,7 +210,7 @@ class Network:
         return self._promise
 
     def warm_up(self, mode: Mode, width: int, height: int, wait_s: float) -> Any:
-        """Compute once with a made-up image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
+        """Compute once with a synthetic image of this size, and wait up to ``wait_s`` until ``mode`` can run it.
 
         Returns:
             The network's input.
@@ -222,7 +226,7 @@ class Network:
         # opens the model on the server, while it is computed here for the first time
         unavailable_reason = self.module.unavailable_reason(mode, [image])
         for _ in range(2):  # the first one is slower than any later one, and policies must not go by it
-            _, report = self.module.run([image], Mode.LOCAL)
+            _, report = self.module.run_inference([image], Mode.LOCAL)
             if report.total_s > SLOW_S:
                 break
         while unavailable_reason is not None and time.monotonic() < ends and not rospy.is_shutdown():

@@ -1,4 +1,4 @@
-"""What every node does whose network runs here or on a server: obey the mode, run, and tell what a frame cost."""
+"""Base class of nodes with a network that runs on the robot or on a server: follows the mode, runs, reports costs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge_offload.nodes.common.params import Param
 from edge_offload.nodes.inference.carry import CarryThread
 from edge_offload.nodes.inference.compose import forecast_message, latency_message, reading_of, ros_duration
 from edge_offload.nodes.inference.intake import Frame
-from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, SlotCounts
+from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue, QueueCounts
 from edge_offload.nodes.inference.link_watch import NetworkHealth
 from edge_offload.nodes.inference.network import Network
 from edge_offload.nodes.inference.sharing import ServerSharing
@@ -35,15 +35,15 @@ from edge_offload_msgs.msg import Bandwidth, Forecast, Latency, OffloadMode, Pow
 
 
 class SensorStages(Protocol):
-    """Work on a frame of one sensor: see :class:`.FrameStages`."""
+    """Interface: the work on a frame of one sensor. :class:`FrameStagesBySensor` calls it for the frame pipeline."""
 
-    def prepare_frame(self, frame: Frame) -> Any:
+    def prepare_inputs(self, frame: Frame) -> Any:
         """Make the inputs of the network."""
 
-    def infer_frame(self, frame: Frame, prepared: Any) -> Any:
+    def infer_inputs(self, frame: Frame, prepared: Any) -> Any:
         """Run the network, by :meth:`OffloadedNode.run_network`."""
 
-    def finish_frame(self, frame: Frame, prepared: Any, inferred: Any) -> None:
+    def publish_result(self, frame: Frame, prepared: Any, inferred: Any) -> None:
         """Publish the one result of the frame.
 
         Raises:
@@ -74,30 +74,28 @@ class OffloadedNode(Node):
     drain_s: ClassVar[float] = 10.0
     written: ClassVar[Tuple[str, ...]] = ("weights_sha256",)
     shared: ClassVar[Tuple[Param, ...]] = (
-        Param("mode", Mode.LOCAL.value, "mode until offload/mode says another", choices=(*names(), *POLICIES)),
-        Param("server_wait", 0.0, "s that the start waits for the server, so that it gets the first frames", low=0.0),
+        Param("mode", Mode.LOCAL.value, "mode before the first message on offload/mode", choices=(*names(), *POLICIES)),
+        Param("server_wait", 0.0, "s to wait for the server at the start, so that it gets the first frames", low=0.0),
         Param(
             "in_flight",
             2,
-            "frames under way at once while they go to the server; 1 while they are computed here",
+            "frames in flight at once while they go to the server; 1 while the robot computes",
             low=1,
             high=MOST_IN_FLIGHT,
         ),
         Param("deadline", 0.0, "s from the arrival of a frame to its result; 0: none", low=0.0),
-        Param(
-            "turns", False, "other networks of this robot use the server, too: a frame goes when it is this one's turn"
-        ),
+        Param("turns", False, "take turns at the server with other networks of this robot"),
         Param(
             "accuracy",
             0.0,
-            "with ~carry: accuracy that sharing the server may cost, of 1; 0: nothing is promised",
+            "with ~carry: accuracy that sharing the server may cost, 0 to 1; 0: no promise is requested",
             low=0.0,
             high=1.0,
         ),
         Param("batched", False, "with ~accuracy: results may differ in the last digits from frames computed alone"),
-        Param("task", "", "name of what this node does, where there are turns; none: people, scene or objects"),
-        Param("power_source", "auto", "what the energy per frame is read from", choices=CHOICES),
-        Param("power", {}, f"{', '.join(WATTS)} of this machine; none: what no sensor measures is NaN"),
+        Param("task", "", "with ~turns: name of this node's task; none: people, scene or objects"),
+        Param("power_source", "auto", "sensor for the energy per frame", choices=CHOICES),
+        Param("power", {}, f"{', '.join(WATTS)} of this machine; none: energy without a sensor is NaN"),
     )
 
     def begin_offloading(self, network: Network) -> None:
@@ -121,8 +119,8 @@ class OffloadedNode(Node):
         self._latency = rospy.Publisher("offload/latency", Latency, queue_size=100)
         self._forecast = rospy.Publisher("offload/forecast", Forecast, queue_size=10, latch=True)
 
-    def subscribe_control(self, slot: LatestFrameQueue[Frame]) -> None:
-        """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``slot``."""
+    def subscribe_control(self, queue: LatestFrameQueue[Frame]) -> None:
+        """Obey offload/mode and offload/bandwidth from now on, and offload/turn with the frames of ``queue``."""
         topic = "offload/mode"
         task = task_name(self.params["task"] or self.task)
         if self.params["turns"]:
@@ -131,7 +129,7 @@ class OffloadedNode(Node):
             topic = f"{topic}/{task}"
         if self.params["turns"] or self.params["accuracy"] or self.carries:
             self._sharing = ServerSharing(
-                self, self._network, self.carries, task, slot.wake_takers, self._publish_expected
+                self, self._network, self.carries, task, queue.wake_takers, self._publish_expected
             )
         if self.params["turns"]:
             self._publish_expected()
@@ -150,14 +148,14 @@ class OffloadedNode(Node):
 
     def make_pipeline(
         self,
-        slot: LatestFrameQueue[Frame],
+        queue: LatestFrameQueue[Frame],
         stages: Mapping[str, SensorStages],
         fail: Callable[[Frame, BaseException], None],
     ) -> FramePipeline[Frame]:
-        """Make the pipeline of the frames of ``slot``: as many at once as the mode in force allows.
+        """Make the pipeline of the frames of ``queue``: as many at once as the mode in force allows.
 
         Args:
-            slot: frames that wait.
+            queue: frames that wait.
             stages: of the work on a frame, by camera.
             fail: called with a frame and what a stage raised.
         """
@@ -170,7 +168,7 @@ class OffloadedNode(Node):
             return frames.frame_wait_s(time.monotonic(), self._mode, taken_s) if shared_s is None else shared_s
 
         many, pin = self.params["in_flight"], self._network.pin_threads
-        return FramePipeline(slot, _Stages(self, stages, fail), frames, wait_s, many, "network", pin)
+        return FramePipeline(queue, FrameStagesBySensor(self, stages, fail), frames, wait_s, many, "network", pin)
 
     def end_offloading(self, workers: Mapping[str, _Drained]) -> None:
         """Let what is worked on finish, then disconnect; whatever of the start did not happen is left out."""
@@ -203,30 +201,30 @@ class OffloadedNode(Node):
         if frame.camera:
             meta["camera"] = frame.camera
         if self._sharing is not None:
-            if self._sharing.promised:
+            if self._sharing.has_promise:
                 meta[CAPTURED] = frame.received_s
             mode, refresh = self._sharing.choose_mode(frame, mode, refresh)
         try:
             module = self._network.module
-            return module.run_inference(inputs, mode, remaining, meta, refresh=refresh, place=frame.place)
+            return module.run_inference(inputs, mode, remaining, meta, refresh=refresh, ticket=frame.ticket)
         finally:
             self.leave_turn(frame)
 
     def take_turn(self, frame: Frame) -> None:
-        """This frame goes to the server, where there are turns; or may ask it, too, where a policy chose the robot."""
+        """Begin a turn with this frame, if nodes take turns and it goes to the server or a policy may explore."""
         if self._sharing is not None and (TABLE[self._mode].needs_link or self._chosen):
             self._sharing.take_turn(frame, TABLE[self._mode].needs_link)
 
     def leave_turn(self, frame: Frame) -> None:
-        """End the frame's turn: its result is there, or will never be. Idempotent."""
+        """End the frame's turn: its result has come, or will never come. Idempotent."""
         if self._sharing is not None:
             self._sharing.leave_turn(frame)
 
     def compare_result(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Measure what an earlier result had lost by this frame, where there are turns.
+        """Measure the accuracy that an earlier result had lost by this frame, where the server is shared.
 
         Args:
-            frame: it.
+            frame: the newer frame.
             result: the network's result for it.
             drop: of two results for the same frame, 0 to 1.
         """
@@ -274,10 +272,10 @@ class OffloadedNode(Node):
         """Joules from taking the frame up to its result, and whether they were measured."""
         return self._energy.measure_frame(frame.received_s, report)
 
-    def refresh_network(self, slot: LatestFrameQueue[Frame], what: str) -> None:
+    def refresh_network(self, queue: LatestFrameQueue[Frame], what: str) -> None:
         """Say on /diagnostics how many frames came, which mode was asked for and how the link stands."""
         self.collector.collect_new()
-        counts = SlotCounts.sum_counts([carry.counts for carry in self.carries] or [slot.counts])
+        counts = QueueCounts.sum_counts([carry.counts for carry in self.carries] or [queue.counts])
         for name in ("offered", "taken", "superseded", "waiting"):
             self.health.value(f"{what} {name}", getattr(counts, name))
         for carry in self.carries:
@@ -292,21 +290,24 @@ class OffloadedNode(Node):
         self._link_health.refresh(missed, fixed=not self._chosen)
 
 
-class _Stages:
-    """The stages of a node's frames, each in those of its camera."""
+class FrameStagesBySensor:
+    """Passes each frame of the pipeline to the :class:`SensorStages` of its sensor."""
 
     def __init__(
         self, node: OffloadedNode, stages: Mapping[str, SensorStages], fail: Callable[[Frame, BaseException], None]
     ) -> None:
         self._node, self._stages, self.fail_frame = node, stages, fail
 
-    def prepare_frame(self, frame: Frame, place: int) -> Any:
-        frame.place = place
+    def prepare_frame(self, frame: Frame, ticket: int) -> Any:
+        """Implement :class:`.FrameStages`."""
+        frame.ticket = ticket
         self._node.take_turn(frame)
-        return self._stages[frame.camera].prepare_frame(frame)
+        return self._stages[frame.camera].prepare_inputs(frame)
 
     def infer_frame(self, frame: Frame, prepared: Any) -> Any:
-        return self._stages[frame.camera].infer_frame(frame, prepared)
+        """Implement :class:`.FrameStages`."""
+        return self._stages[frame.camera].infer_inputs(frame, prepared)
 
     def finish_frame(self, frame: Frame, prepared: Any, inferred: Any) -> None:
-        self._stages[frame.camera].finish_frame(frame, prepared, inferred)
+        """Implement :class:`.FrameStages`."""
+        self._stages[frame.camera].publish_result(frame, prepared, inferred)

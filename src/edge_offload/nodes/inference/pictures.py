@@ -1,4 +1,4 @@
-"""Pictures of results, drawn in a thread of its own and only for who looks at them."""
+"""Draws pictures of results in a thread of its own, only while they have subscribers."""
 
 from __future__ import annotations
 

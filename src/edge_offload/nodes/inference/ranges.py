@@ -1,4 +1,4 @@
-"""What measures how far off things are, beside the images of a camera: depth images, and the clouds of a LiDAR."""
+"""Distances of objects in the images of a camera, from depth images and the clouds of a LiDAR."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ POSITIONS = (
     WORLD_FRAME,
     TF_WAIT,
     Param("depth", False, "use an aligned depth image for positions"),
-    Param("depth_tolerance", 0.05, "s between an image and its depth image", low=0.0),
+    Param("depth_tolerance", 0.05, "most s between an image and its depth image", low=0.0),
     Param("cloud", False, "use the clouds of a LiDAR for positions"),
-    Param("cloud_tolerance", 0.2, "s between an image and its cloud", low=0.0),
+    Param("cloud_tolerance", 0.2, "most s between an image and its cloud", low=0.0),
     Param(
         "fixed_frame",
         AUTO,
-        "tf frame that stands still, by which clouds are moved to the time of the image; auto: odom or ~world_frame",
+        "fixed tf frame, to move clouds to the time of the image; auto: odom or ~world_frame",
     ),
 )
 """Parameters of nodes that tell where things are."""

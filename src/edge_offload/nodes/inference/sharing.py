@@ -1,6 +1,6 @@
-"""How the network of a node shares the server with others: in turns that the manager gives, or that a server promises.
+"""Shares the server between networks: in turns that the manager gives, or in slots that a server promises.
 
-What results lose while they wait for their turn is measured, too (:mod:`edge_offload.nodes.inference.drops`).
+Also measures the accuracy that results lose while frames wait (:mod:`edge_offload.nodes.inference.drops`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge_offload.runtime.promise import Promise
 
 
 class ServerSharing:
-    """The turns of one node at the server.
+    """The turns or slots of one node at the server.
 
     Args:
         node: whose network shares it.
@@ -33,7 +33,7 @@ class ServerSharing:
         request_turn: called when the manager does not know that turns are wanted.
 
     Raises:
-        BadInput: a promise is asked for without a server, or of results that are not carried.
+        BadInput: a promise is requested without a server, or for results that are not carried.
     """
 
     def __init__(
@@ -76,35 +76,35 @@ class ServerSharing:
         return "" if self._turns is None else self._turns.task
 
     @property
-    def promised(self) -> bool:
+    def has_promise(self) -> bool:
         return self._promise is not None
 
     @property
-    def follows(self) -> bool:
-        """Tell whether frames go to the server in the turns that it gives."""
+    def follows_slots(self) -> bool:
+        """Tell whether frames go to the server in the slots of its schedule."""
         return self._promise is not None and not self._promise.fallback_reason
 
     def wants_frame(self, frame: Frame) -> bool:
-        """Tell whether a frame is one of those that the server's turns ask for."""
-        return self._promise is None or self._promise.wants(frame.received_s)
+        """Tell whether a frame has a slot at the server; True without a promise."""
+        return self._promise is None or self._promise.wants_frame(frame.received_s)
 
     def shared_wait_s(self, needs_link: bool, taken_s: List[float]) -> Optional[float]:
-        """Return the seconds until a frame may be taken; None: no turn decides that.
+        """Return the seconds until a frame may be taken; None: neither turns nor slots decide that.
 
         Args:
             needs_link: whether frames go to the server now.
             taken_s: when the frames that are under way were taken (monotonic seconds).
         """
-        if self.follows:
+        if self.follows_slots:
             return 0.0
         if self._turns is not None and needs_link:
-            # a turn is one frame's
+            # a turn is for one frame
             return math.inf if taken_s else self._turns.wait_s()
         return None
 
     def choose_mode(self, frame: Frame, mode: Mode, refresh: bool) -> Tuple[Mode, bool]:
         """The mode in which a frame runs that was meant for ``mode``, and whether it may explore."""
-        if self.follows:
+        if self.follows_slots:
             return Mode.SERVER, False
         if self._turns is None:
             return mode, refresh
@@ -116,23 +116,23 @@ class ServerSharing:
         return mode, refresh
 
     def take_turn(self, frame: Frame, needed: bool) -> None:
-        """This frame goes to the server, where there are turns; or may ask it, too (not ``needed``)."""
+        """Begin a turn with this frame, where there are turns; not ``needed``: only if the manager has given one."""
         if self._turns is not None:
             frame.claim = self._turns.begin_claim(frame, needed)
 
     def leave_turn(self, frame: Frame) -> None:
-        """End the frame's turn: its result is there, or will never be. Idempotent."""
+        """End the frame's turn: its result has come, or will never come. Idempotent."""
         claim, frame.claim = frame.claim, None
         if self._turns is not None and claim is not None:
             self._turns.end_claim(claim, frame.message.header)
 
     def compare_result(self, frame: Frame, result: Any, drop: Callable[[Any, Any], float]) -> None:
-        """Measure what an earlier result had lost by this frame; arguments as :meth:`.Drops.compare_results`."""
+        """Measure the accuracy that an earlier result had lost; arguments as of :meth:`.Drops.compare_results`."""
         for drops in self._drops:
             drops.compare_results(frame, result, drop)
 
     def _add_comparison(self, drops: Drops, *comparison: Any) -> None:
-        """Take in a comparison of a carried result with the network's own."""
+        """Record a comparison of a carried result with the network's own."""
         drops.publish_drop(*comparison)
         if self._promise is not None:
             _, stale_s, drop, _ = comparison

@@ -1,4 +1,4 @@
-"""The turns of one node at the server: topics in, topics out."""
+"""Turns of one node at the server, as the topics ``offload/turn`` and ``offload/turn_taken`` give and report them."""
 
 from __future__ import annotations
 

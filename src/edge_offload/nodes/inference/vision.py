@@ -1,7 +1,6 @@
-"""The field's messages for detections in the image and in space, ``vision_msgs``, where they are installed.
+"""Publishes detections as ``vision_msgs``, in the image and in space, if that package is installed.
 
-Debian has no package of them; ``scripts/setup --vision-msgs`` builds a pinned release. Without them nothing is missing
-but these topics.
+Debian has no package of it; ``scripts/setup --vision-msgs`` builds a pinned release. Only these topics need it.
 """
 
 from __future__ import annotations

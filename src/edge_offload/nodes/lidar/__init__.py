@@ -1,1 +1,1 @@
-"""The node that publishes LiDAR sweeps, and where sweeps come from."""
+"""Node that publishes LiDAR sweeps, and its sources of sweeps."""

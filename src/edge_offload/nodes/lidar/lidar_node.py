@@ -1,19 +1,22 @@
-"""publishes LiDAR sweeps: from files, a bag, a made-up world, or a driver's topic with faulty clouds taken out.
+"""publishes LiDAR sweeps: from files, a bag, a synthetic world, or a driver's topic without its faulty clouds.
 
 Publishes:
-  lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres); points that are no returns
-                 (not finite, or within 0.1 m of the sensor) are left out. From a topic the stamp is kept; else it is
-                 the sweep's turn in the playback, and with /use_sim_time none is sent while /clock stands
-  /tf            place of the sensor in ~map_frame; from a made-up world only
+  lidar/points   sensor_msgs/PointCloud2 with fields x y z intensity (float32, metres). Points without a return (not
+                 finite, or within 0.1 m of the sensor) are removed. The stamp is the topic's, or the sweep's time in
+                 the playback. With /use_sim_time it pauses while /clock stands
+  /tf            pose of the sensor in ~map_frame; only from a synthetic world
 
 Subscribes (only with ~input):
-  the topic named by ~input   sensor_msgs/PointCloud2 in any layout that has x, y and z
+  the topic named by ~input   sensor_msgs/PointCloud2 in any layout with x, y and z
 
-A made-up world is a street that the sensor drives along, or a room in which it turns; people in it walk. Its sweeps
-come from ray casting with range noise and dropouts: they are synthetic, whatever the picture looks like.
+A synthetic world is a street along which the sensor drives, or a room in which it turns; people walk in it. Its sweeps
+come from ray casting, with range noise and dropouts.
 
-A folder or file that is missing ends the node with exit code 1; a scan or cloud that cannot be used is told on
-/diagnostics and skipped. At the end of files or bag the node starts again with ~loop, else it stays and says so.
+A missing folder or file ends the node with exit code 1. An unusable scan or cloud is reported on /diagnostics and
+skipped. At the end of files or bag the node starts again with ~loop; otherwise it stays, and says so.
+
+Example:
+  rosrun edge_offload lidar_node _world:=street
 """
 
 from __future__ import annotations
@@ -51,17 +54,21 @@ class LidarNode(Node):
     name = "lidar_node"
     declared = (
         Param("scans", "", "a .bin (KITTI, nuScenes) or .pcd scan, a folder of them, or a .bag"),
-        Param("scan_fields", AUTO, "of a point in .bin scans, each a float32: x,y,z,intensity,ring; auto: by the name"),
-        Param("topic", "", "of the clouds in a bag; empty: the only one"),
-        Param("world", "", "a made-up world instead of files", choices=("", *WORLDS)),
+        Param(
+            "scan_fields",
+            AUTO,
+            "fields of a point in .bin scans, float32 each: x,y,z,intensity,ring; auto: by the file's name",
+        ),
+        Param("topic", "", "topic of the clouds in a bag; empty: the only one"),
+        Param("world", "", "a synthetic world instead of files", choices=("", *WORLDS)),
         Param("input", "", "topic of a LiDAR driver, instead of files"),
         Param("rate", 10.0, "sweeps per second from files, bag or world", low=0.01, high=1000.0),
         Param("loop", True, "play files or bag again and again"),
-        Param("frame_id", "lidar_link", "tf frame of the sensor, unless a topic says"),
-        Param("map_frame", "map", "tf frame that a made-up world stands in"),
-        Param("seed", 0, "of a made-up world", low=0),
-        Param("speed", 1.0, "m/s along a made-up street, rad/s in a room"),
-        Param("sensor_height", 1.73, "m above the ground, in a made-up world", low=0.1, high=3.0),
+        Param("frame_id", "lidar_link", "tf frame of the sensor; of a topic, the one of its messages"),
+        Param("map_frame", "map", "tf frame of a synthetic world"),
+        Param("seed", 0, "random seed of a synthetic world", low=0),
+        Param("speed", 1.0, "m/s along a synthetic street, rad/s in a room"),
+        Param("sensor_height", 1.73, "m above the ground, in a synthetic world", low=0.1, high=3.0),
     )
 
     def start(self) -> None:
@@ -145,7 +152,7 @@ class LidarNode(Node):
                 rospy.logwarn_throttle(5.0, turn.error)
                 continue
             usable += 1
-            # a made-up sweep takes its time to make; what is late is not made up for
+            # a synthetic sweep takes its time to make; what is late is not made up for
             due = max(due + period, time.monotonic())
             stamp = self._clock.wait_for_time(self._stop)
             if stamp is None:

@@ -1,4 +1,4 @@
-"""Sweeps for lidar_node: from files, from a bag, or from a sensor that drives through a made-up world."""
+"""Sources of sweeps for lidar_node: files, a bag, or a sensor that drives through a synthetic world."""
 
 from __future__ import annotations
 
@@ -147,4 +147,4 @@ class WorldSweeps:
         return Sweep(points, "", (pose.x, pose.y, up, pose.yaw))
 
     def __str__(self) -> str:
-        return f"made-up {self._kind}, seed {self._seed}"
+        return f"synthetic {self._kind}, seed {self._seed}"

@@ -1,1 +1,1 @@
-"""The node that decides where networks run."""
+"""Node that chooses the modes of networks."""

@@ -1,41 +1,41 @@
 """decides in which mode each network of the robot runs, and says why.
 
 Publishes:
-  offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, published when it changes and when the
-                     first forecast confirms it
-  offload/mode/TASK  likewise for each task that takes turns
-  offload/turn       edge_offload_msgs/Turn, latched: whose frame goes to the server next, and why (only where nodes
+  offload/mode       edge_offload_msgs/OffloadMode, latched: the mode in force, when it changes and when the first
+                     forecast confirms it
+  offload/mode/TASK  the same for each task that takes turns
+  offload/turn       edge_offload_msgs/Turn, latched: the network that sends the next frame, and why (only if nodes
                      take turns)
 
 Subscribes:
-  offload/bandwidth  edge_offload_msgs/Bandwidth: rates of the link, bytes/s; forecasts are converted to it
-  battery            sensor_msgs/BatteryState, if there is one: remaining hours per mode, on /diagnostics
-  offload/forecast   edge_offload_msgs/Forecast: what the next frame would cost in each mode
-  offload/turn_taken edge_offload_msgs/Turn: a turn was taken; its result is there
-  offload/drop       edge_offload_msgs/Drop: what a task's results lose with staleness
-  offload/latency    edge_offload_msgs/Latency: which mode really ran; a difference is reported on /diagnostics
-  offload/mode       to find out whether another manager publishes it, too
+  offload/bandwidth  edge_offload_msgs/Bandwidth: rates of the link (bytes/s), to which forecasts are converted
+  battery            sensor_msgs/BatteryState, if published: remaining hours per mode, on /diagnostics
+  offload/forecast   edge_offload_msgs/Forecast: expected cost of the next frame in each mode
+  offload/turn_taken edge_offload_msgs/Turn: a turn was taken, or has ended
+  offload/drop       edge_offload_msgs/Drop: accuracy that a task's results lose with staleness
+  offload/latency    edge_offload_msgs/Latency: the mode that ran; a difference is reported on /diagnostics
+  offload/mode       to detect another manager that publishes it
 
 Services:
-  offload/set_mode   edge_offload_msgs/SetMode: put another mode or policy in force; one that cannot run is refused.
-                     It is written to ~mode: a manager that is started again goes on with it, a new launch does not
+  offload/set_mode   edge_offload_msgs/SetMode: puts another mode or policy in force; refused if it cannot run. It is
+                     written to ~mode, so that a restarted manager continues with it, but a new launch does not
 
-With ~mode auto (the same as latency) the mode that is expected to finish first is chosen, frame by frame; with energy
-the one that takes the least energy among those that meet the deadline. The node that computes falls back to local by
-itself whenever the mode in force cannot run.
+With ~mode auto (the same as latency) each frame runs in the mode with the least expected latency. With energy it is the
+mode with the least energy among those that meet the deadline. The node that computes falls back to local by itself if
+the mode in force cannot run.
 
-The bandwidth is taken from offload/bandwidth or from the transfers of frames, whichever was measured later. If both
-are recent and differ, or the topic is silent for 3 s, the transfers are used, and /diagnostics says so.
+The bandwidth is the later measurement of offload/bandwidth and the transfers of frames. If both are recent and differ,
+or the topic is silent for 3 s, the transfers are used, and /diagnostics says so.
 
-Where several networks of a robot share a server (nodes with ~turns), a policy of its own decides for each of them in
-which mode its frames run, and turns say whose frame goes next: the one by which most accuracy is gained, times
-~weights, for each second of the server's time. A turn that is not taken within a frame interval goes to another. A task
-whose frames its policy keeps on the robot has a turn now and then, to see how the server is.
+If several networks of a robot share a server (nodes with ~turns), each has a policy of its own. The next turn goes to
+the task that gains most accuracy per second of the server's time, times ~weights. A turn that is not taken within a
+frame interval goes to another task. A task whose policy chose the robot gets a turn at intervals, to measure the
+server.
 
-A power budget rules out modes whose frames draw more on average, as long as others are left. Above ~max_temperature of
-the hottest thermal zone that the kernel shows, ~hot_budget holds instead, until it is 5 degrees cooler.
+~power_budget (W) excludes modes whose frames draw more on average, unless no mode is left. While the hottest thermal
+zone is above ~max_temperature (degrees Celsius), ~hot_budget (W) applies instead, until it is 5 degrees cooler.
 
-~margin, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget, ~weights, ~max_run and ~dry_run can be turned
+~margin, ~sigmas, ~power_budget, ~max_temperature, ~hot_budget, ~weights, ~max_run and ~dry_run can be changed
 while it runs:
   rosrun dynamic_reconfigure dynparam set offload_manager_node margin 0.2
 """
@@ -124,23 +124,37 @@ class OffloadManagerNode(Node):
 
     name = "offload_manager_node"
     knobs: ClassVar[Tuple[Param, ...]] = (
-        Param("margin", Knobs.margin, "share by which a mode must be worse to be left", low=0.0, high=5.0),
-        Param("sigmas", Knobs.sigmas, "standard deviations that a latency must leave to the deadline", low=0, high=10),
+        Param(
+            "margin",
+            Knobs.margin,
+            "relative difference by which a mode has to be worse to be replaced",
+            low=0.0,
+            high=5.0,
+        ),
+        Param(
+            "sigmas",
+            Knobs.sigmas,
+            "standard deviations of a latency that have to fit before the deadline",
+            low=0,
+            high=10,
+        ),
         Param("power_budget", 0.0, "W that the robot may draw while it computes a frame; 0: no bound", low=0.0),
-        Param("max_temperature", 0.0, "degrees Celsius above which hot_budget holds; 0: no bound", low=0.0, high=150.0),
-        Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame when it is too hot", low=0.0),
-        Param("weights", "", "of tasks' drops in accuracy, such as 'people: 2, scene: 1'; 1 for those not named"),
-        Param("max_run", Rules.max_run, "turns in a row that a task gets at most", low=1, high=100),
-        Param("dry_run", False, "keep the mode in force and only say what would be chosen"),
+        Param(
+            "max_temperature", 0.0, "degrees Celsius above which hot_budget applies; 0: no bound", low=0.0, high=150.0
+        ),
+        Param("hot_budget", 6.0, "W that the robot may draw while it computes a frame above max_temperature", low=0.0),
+        Param("weights", "", "weights of tasks' drops in accuracy, such as 'people: 2, scene: 1'; 1 for others"),
+        Param("max_run", Rules.max_run, "most turns of one task in a row", low=1, high=100),
+        Param("dry_run", False, "keep the mode in force and only report the choice"),
     )
     declared = (
         Param(
             "mode",
             AUTO,
             f"mode in force at the start ({', '.join(names())}), or a policy that chooses: {', '.join(POLICIES)}, "
-            "or an own one as package.module:Class",
+            "or package.module:Class",
         ),
-        Param("in_flight", 1, "frames of all tasks that may be under way at the server at once", low=1, high=8),
+        Param("in_flight", 1, "most frames of all tasks in flight at the server at once", low=1, high=8),
         *knobs,
     )
     written = ("asked",)

@@ -1,4 +1,4 @@
-"""The manager's turns: what nodes say of themselves comes in, ``offload/turn`` goes out."""
+"""Turns of the manager as topics: receives reports of nodes, publishes ``offload/turn``."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class TurnGiving:
     def request_turn(self, node: str, task: str, latency_s: float) -> None:
         """A node offloads its frames; a result should take so long (seconds; nan: it is not known yet)."""
         with self._changed:
-            self._giver.report(time.monotonic(), node, task, latency_s)
+            self._giver.report_task(time.monotonic(), node, task, latency_s)
             self._changed.notify_all()
 
     def release_node(self, node: str) -> None:
         """A node computes its frames by itself for now."""
         with self._changed:
-            self._giver.leaves(node)
+            self._giver.remove_node(node)
 
     def _on_taken(self, message: Any) -> None:
         now = time.monotonic()
@@ -68,11 +68,13 @@ class TurnGiving:
             self._on_turn_taken(message.task)
         with self._changed:
             if message.state == TurnMessage.TAKEN:
-                self._giver.taken(now, message.number, message.node)
+                self._giver.record_taken(now, message.number, message.node)
             elif message.state == TurnMessage.ENDED:
                 stale_s = (rospy.Time.now() - message.header.stamp).to_sec()
                 # stamps that cannot be tell nothing of the age
-                self._giver.ended(now, message.number, message.node, stale_s if 0 <= stale_s < 60.0 else math.nan)
+                self._giver.record_ended(
+                    now, message.number, message.node, stale_s if 0 <= stale_s < 60.0 else math.nan
+                )
             self._changed.notify_all()
 
     def _on_drop(self, message: Any) -> None:
@@ -82,7 +84,7 @@ class TurnGiving:
             raise BadInput(f"offload/drop of {message.node} says what cannot be: {figures}, {local}")
         curve = DropCurve(*figures, local)
         with self._changed:
-            self._giver.drops(time.monotonic(), message.node, curve, message.interval.to_sec())
+            self._giver.update_drops(time.monotonic(), message.node, curve, message.interval.to_sec())
 
     def _run_turns(self) -> None:
         while True:
@@ -96,7 +98,7 @@ class TurnGiving:
                 self._changed.wait(min(REPEAT_S / 4, max(0.002, self._giver.due_s(time.monotonic()))))
 
     def _step_turns(self, now: float) -> None:
-        turn = self._giver.give(now)
+        turn = self._giver.give_turn(now)
         if turn is not None:
             self._last = self._turn_message(turn)
         if self._last is None or (turn is None and now - self._published_s < REPEAT_S):
@@ -126,13 +128,13 @@ class TurnGiving:
     def refresh(self) -> None:
         health = self._node.health
         with self._changed:
-            tasks, alike = len(self._giver.tasks), self._giver.alike
+            tasks, shared = len(self._giver.tasks), self._giver.shared_tasks
             vain = f"{self._giver.not_taken} not taken, {self._giver.never_ended} never ended"
         if not tasks:
             return
         health.value("turns", f"{tasks} nodes; {vain}")
-        if alike:
-            health.error("tasks", f"several nodes call their task {', '.join(alike)}: give each another _task")
+        if shared:
+            health.error("tasks", f"several nodes call their task {', '.join(shared)}: give each another _task")
         else:
             health.clear("tasks")
 

@@ -1,15 +1,18 @@
-"""tells what the link carries: from the transfers of the inferences, and by probes of its own when there are none.
+"""measures the link: from the transfers of inferences, and by its own probes when there are none.
 
 Publishes:
-  offload/bandwidth   edge_offload_msgs/Bandwidth: the estimate, its uncertainty and age; rates are 0 while unknown
+  offload/bandwidth   edge_offload_msgs/Bandwidth: the estimate (bytes/s), its uncertainty and age (s); 0: unknown
 
 Subscribes:
-  offload/forecast    edge_offload_msgs/Forecast: the link as the transfers of the inferences show it, one by one
-  offload/latency     edge_offload_msgs/Latency: of frames that are one transfer each way (mode server) bytes and
-                      durations; round trip and clock offset
+  offload/forecast    edge_offload_msgs/Forecast: the link, as measured by the transfers of the inferences
+  offload/latency     edge_offload_msgs/Latency: round trip and clock offset; of frames with one transfer each way (mode
+                      server), also bytes and durations
 
-With ~server it has a connection of its own, over which it probes while no inference uses the link: about 2 % of what
-the link carries. Without it, only transfers are measured.
+With ~server it has its own connection, over which it probes while no inference uses the link. Probes use about 2 % of
+the link. Without ~server it measures only transfers.
+
+Example:
+  rosrun edge_offload bandwidth_monitor_node _server:=tcp://gpu:5700
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ class BandwidthMonitorNode(Node):
     name = "bandwidth_monitor_node"
     declared = (
         Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
-        Param("window", 10.0, "s after which a measurement says nothing any more", low=0.1, high=600.0),
-        Param("peer", "", "address of the server, as it is shown"),
+        Param("window", 10.0, "s after which a measurement is not used any more", low=0.1, high=600.0),
+        Param("peer", "", "address of the server in messages"),
         Param("server", "", "address of the server to probe, tcp://host:port, several with commas; none: no probes"),
         Param("keys", "", "key directory; none: the user's"),
         Param("probe_interval", 0.25, "s without transfers before the link is probed", low=0.05, high=60.0),
-        Param("probe_share", 0.02, "of the link's capacity that probes may take", low=0.0, high=0.5),
+        Param("probe_share", 0.02, "most of the link's capacity that probes may use, 0 to 1", low=0.0, high=0.5),
     )
 
     def start(self) -> None:

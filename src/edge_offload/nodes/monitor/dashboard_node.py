@@ -6,13 +6,13 @@ Subscribes:
   offload/bandwidth             edge_offload_msgs/Bandwidth
   offload/power                 edge_offload_msgs/Power
   kapao/people                  edge_offload_msgs/PersonArray
-  server/status                 edge_offload_msgs/ServerStatus: a server on another machine publishes it on its own
-                                master; relay it, or look at a dashboard there
+  server/status                 edge_offload_msgs/ServerStatus. A server on another machine publishes it on its own
+                                master; relay it, or open a dashboard there
   /diagnostics                  diagnostic_msgs/DiagnosticArray
-  kapao/overlay/compressed      sensor_msgs/CompressedImage, only while somebody looks
+  kapao/overlay/compressed      sensor_msgs/CompressedImage, only while the page is open
 
-Open http://127.0.0.1:8765/. It listens on loopback; any other ~host needs a token, in ~token_file or in the
-environment variable EDGE_OFFLOAD_DASHBOARD_TOKEN. A ROS master that is started anew is found again.
+Open http://127.0.0.1:8765/. It listens on loopback. Any other ~host needs a token, in ~token_file or in the
+environment variable EDGE_OFFLOAD_DASHBOARD_TOKEN. It connects again to a restarted ROS master.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class DashboardNode(Node, RecordSource):
     declared = (
         Param("host", "127.0.0.1", "address to listen on"),
         Param("port", DEFAULT_PORT, "TCP port; 0: any free", low=0, high=65535),
-        Param("token_file", "", "file whose text visitors must know; needed unless ~host is loopback"),
+        Param("token_file", "", "file with the token that visitors have to enter; needed unless ~host is loopback"),
         Param("names", "", "host names that visitors use for this machine, separated by commas"),
-        Param("picture_rate", 10.0, "camera pictures per second at most", low=0.1, high=60.0),
+        Param("picture_rate", 10.0, "most camera pictures per second", low=0.1, high=60.0),
     )
     written: ClassVar[Tuple[str, ...]] = ("url",)
 

@@ -1,4 +1,4 @@
-"""Writes the annotated images of a run as a video while it lasts, and the one that shows most as a picture."""
+"""Writes the annotated images of a run to a video, and the one with the most results to a picture."""
 
 from __future__ import annotations
 

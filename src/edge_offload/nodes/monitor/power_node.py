@@ -1,19 +1,22 @@
-"""publishes the power that this machine draws.
+"""publishes the power (W) that this machine draws.
 
 Publishes:
-  offload/power     edge_offload_msgs/Power; says whether it is measured by a sensor or comes from the state model.
-                    Without a sensor and a table of watts for this machine, it is UNKNOWN and the figures are NaN
+  offload/power     edge_offload_msgs/Power, measured by a sensor or from the state model; its source field says which.
+                    Without a sensor and watts for this machine it is UNKNOWN, and the figures are NaN
 
 Subscribes:
-  offload/latency   edge_offload_msgs/Latency: what the robot was doing, for the state model
+  offload/latency   edge_offload_msgs/Latency: the robot's activity, for the state model
 
-The state model has to be told what machine this is: ~inference_watts, ~communication_watts and ~standby_watts, all
-three (config/power.yaml has those of a Jetson Xavier NX).
+The state model needs the watts of this machine: ~inference_watts, ~communication_watts and ~standby_watts
+(config/power.yaml has those of a Jetson Xavier NX).
 
-Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Those that are absent
-are listed on /diagnostics with the reason. A machine of which only a part is measured (rails that do not add up, the
-GPU without the processor) is UNKNOWN, and /diagnostics warns. A ~source that is named is read, whatever it measures.
-/diagnostics has the nvpmodel mode and the fan of a Jetson, and warns while heat slows a machine (sysfs).
+Sensors: INA3221 rails in sysfs and tegrastats (Jetson), RAPL (processor), NVML (NVIDIA GPU). Absent sensors are listed
+on /diagnostics with the reason. If only part of a machine is measured (rails that do not add up, the GPU without the
+processor), the power is UNKNOWN, and /diagnostics warns. A sensor that ~source names is read in any case. /diagnostics
+has the nvpmodel mode and the fan of a Jetson, and warns while heat slows a machine (sysfs).
+
+Example:
+  rosrun edge_offload power_node _inference_watts:=13.35 _communication_watts:=4.25 _standby_watts:=4.04
 """
 
 from __future__ import annotations
@@ -48,8 +51,8 @@ class PowerNode(Node):
     name = "power_node"
     declared = (
         Param("rate", 5.0, "messages per second", low=0.1, high=100.0),
-        Param("source", "auto", "what to read", choices=CHOICES),
-        Param("inference_watts", 0.0, "W of the state model while computing; 0: there is no table", low=0.0),
+        Param("source", "auto", "sensor to read", choices=CHOICES),
+        Param("inference_watts", 0.0, "W of the state model while computing; 0: no state model", low=0.0),
         Param("communication_watts", 0.0, "W of the state model while transferring", low=0.0),
         Param("standby_watts", 0.0, "W of the state model otherwise", low=0.0),
     )

@@ -1,4 +1,4 @@
-"""Writes the records of a run into a file of JSON lines while it lasts, for 'edge-offload report' and 'dashboard'."""
+"""Writes the records of a run to a file of JSON lines, for 'edge-offload report' and 'dashboard'."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
 """sends the frames of a bag to the people node or the scene node, one at a time, and writes the results to a file.
 
-Each frame has its header of the bag; the next one follows when the node has answered, or after ~timeout seconds. So no
-frame is superseded, and two runs over the same bag see the same frames.
+Each frame has its header from the bag. The next one follows when the node has answered, or after ~timeout seconds. So
+no frame is superseded, and two runs over the same bag process the same frames.
 
 Publishes:
-  camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage),
-                                whichever the bag has
-  camera/camera_info            sensor_msgs/CameraInfo of the bag, where it has one next to the images
-  lidar/points, /tf             sensor_msgs/PointCloud2, and where the sensor was, instead where ~results is scenes
+  camera/image_raw              sensor_msgs/Image, or camera/image_raw/compressed (sensor_msgs/CompressedImage), as in
+                                the bag
+  camera/camera_info            sensor_msgs/CameraInfo of the bag, if it has one for the images
+  lidar/points, /tf             sensor_msgs/PointCloud2 and the sensor's pose, instead of images if ~results is scenes
 
 Subscribes:
   kapao/people                  edge_offload_msgs/PersonArray
-  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid, instead where ~results is scenes
+  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid, instead of people if ~results is scenes
   offload/latency               edge_offload_msgs/Latency
 
 The results are written to ~out as JSON (definition "golden" of the schema), then the node ends. A frame without a
-result within ~timeout is marked there.
+result within ~timeout is marked in the file.
 
 Example:
   rosrun edge_offload regress_node _bag:=walk.bag _out:=results.json
@@ -92,14 +92,14 @@ class RegressNode(Node):
 
     name = "regress_node"
     declared = (
-        Param("results", "people", "what the node under test finds", choices=tuple(RESULTS)),
+        Param("results", "people", "kind of results of the node under test", choices=tuple(RESULTS)),
         Param("bag", "", "bag file with images, or with clouds"),
-        Param("topic", "", "topic of them in it; empty: the only one that has some"),
+        Param("topic", "", "topic of the images or clouds in it; empty: the only one with some"),
         Param("out", "", "JSON file to write"),
         Param("frames", 0, "stop after so many; 0: all", low=0),
         Param("timeout", 60.0, "s to wait for the result of a frame", low=0.1),
-        Param("settle", 1.0, "s to wait at the end for results that nobody asked for", low=0.0),
-        Param("network", "", "name of the node under test, whose ~weights_sha256 is written down; none: the usual one"),
+        Param("settle", 1.0, "s to wait at the end for unexpected results", low=0.0),
+        Param("network", "", "name of the node under test, whose ~weights_sha256 is recorded; none: the usual one"),
     )
 
     def start(self) -> None:

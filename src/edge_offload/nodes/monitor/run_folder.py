@@ -1,4 +1,4 @@
-"""Where a run leaves its files: a folder of its own, so that no run overwrites another, and a bound on all of them."""
+"""Folder of a run's files: one per run, so that none is overwritten, with a limit on the size of all."""
 
 from __future__ import annotations
 

@@ -1,26 +1,26 @@
-"""watches a run from outside the network node, counts it, and writes its summary when it ends.
+"""records a run of a network node: counts frames and results, and writes a summary at the end.
 
 Subscribes:
-  camera/image_raw          sensor_msgs/Image (or CompressedImage): only the stamps are looked at
+  camera/image_raw          sensor_msgs/Image (or CompressedImage); only its stamps are used
   kapao/people              edge_offload_msgs/PersonArray
   offload/latency           edge_offload_msgs/Latency
-  kapao/overlay             sensor_msgs/Image, while a video is written
-  detector/objects, detector/overlay: instead of those of kapao where ~results is objects
-  lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao where ~results is scenes
-  images and results in the namespace of each camera where ~camera_ns names several (the overlay: of the first)
-  and, for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
+  kapao/overlay             sensor_msgs/Image, only while a video is written
+  detector/objects, detector/overlay: instead of those of kapao if ~results is objects
+  lidar/points, agrnav/semantic_grid, agrnav/overlay: instead of camera and kapao if ~results is scenes
+  images and results in the namespace of each camera that ~camera_ns names (the overlay: of the first)
+  for the records: offload/mode, offload/bandwidth, offload/power, server/status, /diagnostics
 
-Writes, beside ~json, in ~directory, or in a folder of the run's own in ~runs (its link 'last' leads to the latest): the
-summary as JSON (schema definition "run"), overlay video and picture, and every record of the run as JSON lines, which
-'edge-offload report' and 'edge-offload dashboard' show. ~record_limit bounds what a run takes on the disk: the oldest
-part of the video goes when a new one begins. ~runs_limit bounds all runs: at the start the oldest are removed.
+Writes a summary as JSON (schema definition "run"), an overlay video, a picture, and all records as JSON lines for
+'edge-offload report' and 'edge-offload dashboard'. The files are beside ~json, in ~directory, or in a new folder in
+~runs, whose link 'last' leads to the latest. ~record_limit (MB) bounds the size of a run: the oldest part of the
+video is removed first. ~runs_limit (MB) bounds all runs: the oldest ones are removed at the start.
 
-Says every ~progress seconds how far the run is. What cannot be written costs one line and the exit code, not the
-summary on the terminal.
+Prints the progress every ~progress seconds. A file that cannot be written costs one line and the exit code; the
+summary is printed all the same.
 
-The run ends by itself after ~frames results, after ~duration seconds, or when no frame has come for ~idle seconds;
-the node then exits (0, or 1 when there was no result), which ends the launch if the node is required. It ends as well
-when the launch file has to start ~network again before its first result: that would only repeat.
+The run ends after ~frames results, ~duration seconds, or ~idle seconds without a frame. The node then exits with 0, or
+with 1 if there was no result, which ends the launch if the node is required. The run also ends if ~network is
+restarted before its first result, since a further restart would only repeat the failure.
 """
 
 from __future__ import annotations
@@ -93,25 +93,25 @@ class RunRecorder(Node):
 
     name = "run_recorder"
     declared = (
-        Param("results", "people", "what the network finds", choices=tuple(RESULTS)),
+        Param("results", "people", "kind of results of the network", choices=tuple(RESULTS)),
         CAMERA_NS,
         Param("frames", 0, "end after so many results; 0: never", low=0),
         Param("duration", 0.0, "end so many s after the first result; 0: never", low=0.0),
-        Param("idle", 0.0, "end when all frames have results and no more came for so many s; 0: never", low=0.0),
+        Param("idle", 0.0, "end after so many s without a frame, when all frames have results; 0: never", low=0.0),
         Param("json", "", "file for the summary; none: <directory>/summary.json"),
-        Param("directory", "", "where the files go; none: beside ~json, else <runs>/<time>"),
-        Param("runs", "~/.ros/edge_offload", "folder in which every run gets one of its own"),
-        Param("record_limit", 1000.0, "MB of video and records that are kept of the run; 0: no bound", low=0.0),
-        Param("runs_limit", 4000.0, "MB of runs that are kept in ~runs, the newest; 0: all", low=0.0),
-        Param("progress", 10.0, "s between lines that say how far the run is; 0: none", low=0.0),
+        Param("directory", "", "folder of the files; none: beside ~json, else <runs>/<time>"),
+        Param("runs", "~/.ros/edge_offload", "folder with one folder per run"),
+        Param("record_limit", 1000.0, "most MB of video and records of the run; 0: no bound", low=0.0),
+        Param("runs_limit", 4000.0, "most MB of all runs in ~runs, of which the newest are kept; 0: no bound", low=0.0),
+        Param("progress", 10.0, "s between two lines of progress; 0: none", low=0.0),
         Param("video", True, "write the overlay as a video"),
         Param("video_rate", 10.0, "frames per second of that video", low=0.1, high=240.0),
         Param("records", True, "write every record of the run as JSON lines"),
         Param(
             "network",
             "",
-            "node whose inferences are counted, and whose end before the first result ends the run; "
-            "none: all, and wait on",
+            "node whose inferences are counted, and whose restart before the first result ends the run; "
+            "none: all nodes",
         ),
         Param("link", "", "name of the emulated link, for the summary"),
     )

@@ -1,4 +1,4 @@
-"""The topics that tell of a run, as records: what the dashboard shows and what a run's file keeps."""
+"""Topics of a run as records, for the dashboard and the file of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Counts a run from outside the network node: which frames were published, which got a result, what it cost.
+"""Counts a run outside the network node: published frames, results, and their cost.
 
-Knows nothing of ROS. A frame is known by its stamp, so a node that re-stamps, drops or doubles a result is found out.
+Independent of ROS. Frames are identified by their stamps, so re-stamped, dropped and duplicated results are detected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows on the terminal what runs now, from ROS's topics: ``edge-offload top`` without a file, and how far it is."""
+"""Shows the present run on the terminal from ROS topics, and its progress: ``edge-offload top`` without a file."""
 
 from __future__ import annotations
 

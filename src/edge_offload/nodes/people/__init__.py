@@ -1,1 +1,1 @@
-"""Nodes about people: finding and tracking them, following one, replaying a bag as a test."""
+"""Nodes about people: detecting and tracking them, following one, replaying a bag as a test."""

@@ -1,4 +1,4 @@
-"""People that are carried along: every image has its result at once, from what the network saw last."""
+"""Carried people: every image has a result at once, carried along from the network's latest result."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class CarriedPeopleView(PeopleView):
         if self._ranges is not None:
             self._ranges.notify_with(self._thread.wake)
 
-    def finish_frame(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+    def publish_result(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+        """Implement :class:`.SensorStages`."""
         node, image, estimator = self.node, prepared.image, self._pipeline.estimator
         seen = image.interpret(estimator, *inferred)
         energy, measured = node.measure_energy(frame, seen.report)
@@ -88,7 +89,7 @@ class CarriedPeopleView(PeopleView):
         follows = self._flow.add_frame(frame.instant, frame.pixels) and not another
         if not follows:
             self._pipeline.tracker.reset()
-        self.node.slot.offer_frame(frame)
+        self.node.queue.offer_frame(frame)
         return follows
 
     def _track_people(self, frame: Frame, detected: People, size: Tuple[int, int], tag: Any) -> Iterator[None]:

@@ -1,11 +1,11 @@
-"""drives the robot after the target person; stands still whenever in doubt.
+"""drives the robot after the target person; it stops if the target is lost or its position is uncertain.
 
 Subscribes:
   kapao/people    edge_offload_msgs/PersonArray: the target with its position
   /tf, /tf_static pose of the position's frame in ~base_frame (x forward, y left)
 
 Publishes:
-  cmd_vel         geometry_msgs/Twist at ~rate: m/s and rad/s; zero when the target is lost or results are stale
+  cmd_vel         geometry_msgs/Twist at ~rate (Hz): m/s and rad/s; zero when the target is lost or results are stale
 
 Off by default; robot.launch starts it with follow:=true.
 """
@@ -44,10 +44,12 @@ class FollowerNode(Node):
     declared = (
         Param("base_frame", "base_link", "tf frame of the robot's base"),
         Param("rate", 20.0, "commands per second", low=1.0, high=200.0),
-        Param("distance", _LIMITS.distance, "m to keep from the person", low=0.3),
-        Param("max_linear", _LIMITS.max_linear, "m/s", low=0.0),
-        Param("max_angular", _LIMITS.max_angular, "rad/s", low=0.0),
-        Param("target_timeout", _LIMITS.target_timeout_s, "s without seeing the target until it stops", low=0.05),
+        Param("distance", _LIMITS.distance, "m between robot and person", low=0.3),
+        Param("max_linear", _LIMITS.max_linear, "highest speed, m/s", low=0.0),
+        Param("max_angular", _LIMITS.max_angular, "highest turning rate, rad/s", low=0.0),
+        Param(
+            "target_timeout", _LIMITS.target_timeout_s, "s without a detection of the target until it stops", low=0.05
+        ),
         TF_WAIT,
         Param("result_timeout", _LIMITS.result_timeout_s, "s without a result until it stops", low=0.05),
     )

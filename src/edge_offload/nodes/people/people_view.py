@@ -1,4 +1,4 @@
-"""People in the images of one camera, as a node publishes them."""
+"""People in the images of one camera: tracks them, locates them, and publishes the results."""
 
 from __future__ import annotations
 
@@ -58,15 +58,18 @@ class PeopleView(CameraView):
         self._detections = DetectionPublisher(topic, ["person"], network.estimator.name, self.health)
         self._ranges = RangeIntake.from_node(self, self.camera, self.input_topic("depth/image_raw"))
 
-    def prepare_frame(self, frame: Frame) -> PreparedImage:
+    def prepare_inputs(self, frame: Frame) -> PreparedImage:
+        """Implement :class:`.SensorStages`."""
         bgr = image_to_bgr(frame.message) if frame.pixels is None else frame.pixels
         return PreparedImage(bgr, (bgr.shape[1], bgr.shape[0]), self._pipeline.prepare_input(bgr, frame.received_s))
 
-    def infer_frame(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+    def infer_inputs(self, frame: Frame, prepared: PreparedImage) -> Inferred:
+        """Implement :class:`.SensorStages`."""
         facts = {"image": list(prepared.size), "options": self.params["model_options"]}
         return self.node.run_network(frame, prepared.image.inputs, frame_id=frame.message.header.frame_id, **facts)
 
-    def finish_frame(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+    def publish_result(self, frame: Frame, prepared: PreparedImage, inferred: Inferred) -> None:
+        """Implement :class:`.SensorStages`."""
         node, size = self.node, prepared.size
         locator = self._make_locator(frame, size)
         self._notice_recording(frame)

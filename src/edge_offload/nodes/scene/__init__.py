@@ -1,1 +1,1 @@
-"""The node that completes the scene around the robot."""
+"""Node that completes the scene around the robot."""

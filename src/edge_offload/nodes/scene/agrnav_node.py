@@ -2,36 +2,36 @@
 
 Subscribes:
   lidar/points                  sensor_msgs/PointCloud2: sweeps, in the frame of a sensor that stands upright
-  agrnav/goal                   geometry_msgs/PoseStamped: where to plan to (RViz: 2D Nav Goal). In the sensor's own
+  agrnav/goal                   geometry_msgs/PoseStamped: goal of the path (RViz: 2D Nav Goal). In the sensor's own
                                 frame it stays relative to the robot; in another one it is looked up by tf
-  offload/mode                  edge_offload_msgs/OffloadMode: where to run from now on
-  offload/bandwidth             edge_offload_msgs/Bandwidth: how the link is while no inference uses it
-  /tf, /tf_static               place of the sensor in the frame of the goal
+  offload/mode                  edge_offload_msgs/OffloadMode: mode of the next sweeps
+  offload/bandwidth             edge_offload_msgs/Bandwidth: the link, while no inference uses it
+  /tf, /tf_static               pose of the sensor in the frame of the goal
 
-Publishes, exactly one of each for every sweep taken up, with the sweep's stamp:
-  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid: the completed labels, Zstandard-coded
-  agrnav/occupancy              nav_msgs/OccupancyGrid: what is in the robot's way, seen from above
-  agrnav/path                   nav_msgs/Path: A* to the goal, without poses when nothing can be reached
-  offload/latency               edge_offload_msgs/Latency: the mode that really ran, time by stage, bytes, energy
-  offload/forecast              edge_offload_msgs/Forecast: what the next sweep would cost in each mode
+Publishes, exactly one of each for every processed sweep, with the sweep's stamp:
+  agrnav/semantic_grid          edge_offload_msgs/SemanticGrid: the completed labels, encoded by Zstandard
+  agrnav/occupancy              nav_msgs/OccupancyGrid: obstacles for the robot, seen from above
+  agrnav/path                   nav_msgs/Path: A* to the goal; without poses if the goal cannot be reached
+  offload/latency               edge_offload_msgs/Latency: the mode that ran, time by stage (s), bytes, energy (J)
+  offload/forecast              edge_offload_msgs/Forecast: expected cost of the next sweep in each mode
 with ~turns (see kapao_node): offload/turn_taken, offload/drop
-and while somebody listens:
+and while they have subscribers:
   agrnav/voxels                 sensor_msgs/PointCloud2: full voxels with fields x y z rgb label
   agrnav/markers                visualization_msgs/MarkerArray: cubes by kind of object, without the ground
   agrnav/overlay                sensor_msgs/Image: sweep, scene and slice side by side; agrnav/overlay/compressed (JPEG)
 
 For a planner that subscribes to /sdf_map/occupancy_inflate, remap agrnav/voxels to it.
 
-With ~carry every sweep has its result within the time between two sweeps: the network's own where that comes in time,
-else the newest one, moved by odometry (tf from ~odometry_frame to the sensor) and updated by the sweep. Where column
-fill of the sweep is expected to be better, which needs no network, that is the result (SemanticGrid.result says which).
-There is one offload/latency for each inference then, not for each sweep, and offload/drop gives the loss of accuracy by
-staleness (s).
+With ~carry every sweep has its result before the next sweep. It is the network's own if that comes in time. Otherwise
+it is the newest result, moved by odometry (tf from ~odometry_frame to the sensor) and updated by the sweep. If a fill
+of columns, which needs no network, is expected to be better, that is the result. SemanticGrid.result names its origin.
+There is one offload/latency per inference then, not per sweep. offload/drop reports the loss of accuracy by staleness
+(s).
 
-The network works on the latest sweep only, or the latest few at once (~in_flight, as in kapao_node). The voxels that a
-sweep hit go to the server as bits, labels come back; when the server cannot be reached the network runs on the robot,
-and /diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then show
-what the sweep hit, and the node says so.
+The network processes only the latest sweep, or the latest few at once (~in_flight, as in kapao_node). The server gets
+the voxels of a sweep as bits, and returns labels. If it cannot be reached, the network runs on the robot;
+/diagnostics and Latency.fallback_reason say why. With random weights nothing is completed: grid and slice then show the
+voxels of the sweep, and the node says so.
 
 Example:
   rosrun edge_offload agrnav_node _server:=tcp://gpu:5700 _mode:=server _sensor_height:=0.8
@@ -107,8 +107,8 @@ class SweepView(SensorView):
         self._goal = GoalIntake(self, self.node.poses)
         self.painter.start()
 
-    def subscribe(self, slot: LatestFrameQueue[Frame], queue_all: bool) -> None:
-        self._sink = self.carry or slot
+    def subscribe(self, queue: LatestFrameQueue[Frame], queue_all: bool) -> None:
+        self._sink = self.carry or queue
         remedy = "check the driver, or name its topic (input:=)"
         self._topic = await_topic("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
         self.health.watch("sweeps", self._topic.explain_silence)
@@ -120,23 +120,25 @@ class SweepView(SensorView):
         if hasattr(self, "_sweeps"):
             self._sweeps.unregister()
 
-    def refresh(self, slot: LatestFrameQueue[Frame]) -> None:
+    def refresh(self, queue: LatestFrameQueue[Frame]) -> None:
         self._arrivals.refresh()
 
     def _on_sweep(self, message: Any) -> None:
         self._topic.note_arrival()
         self._sink.offer_frame(self._arrivals.make_frame(message, time.monotonic()))
 
-    def prepare_frame(self, frame: Frame) -> PreparedSweep:
+    def prepare_inputs(self, frame: Frame) -> PreparedSweep:
+        """Implement :class:`.SensorStages`."""
         if frame.pixels is None:
             return self._pipeline.prepare(cloud_to_points(frame.message), frame.received_s)
         return self._pipeline.prepare_occupancy(frame.pixels, frame.received_s)
 
-    def infer_frame(self, frame: Frame, prepared: PreparedSweep) -> Any:
+    def infer_inputs(self, frame: Frame, prepared: PreparedSweep) -> Any:
+        """Implement :class:`.SensorStages`."""
         return self.node.run_network(frame, (prepared.occupancy,))
 
-    def finish_frame(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
-        """Publish the result of a sweep, or have it carried to the newest one."""
+    def publish_result(self, frame: Frame, prepared: PreparedSweep, inferred: Any) -> None:
+        """Implement :class:`.SensorStages`: publish a sweep's result, or have it carried to the newest sweep."""
         result = self._pipeline.finish(prepared, *inferred)
         self.health.clear("sweep")
         if self.carry is None:
@@ -161,7 +163,7 @@ class SweepView(SensorView):
         self._recording = frame.instant.recording
         # looked up when it is needed: tf comes by another connection, and may come late
         follows = self._carrier.add_frame(frame.instant, frame.pixels, self._look_up_pose(frame).transform) and same
-        self.node.slot.offer_frame(frame)
+        self.node.queue.offer_frame(frame)
         return follows
 
     def _look_up_pose(self, frame: Frame) -> Pose:
@@ -254,24 +256,24 @@ class AgrnavNode(SensorNode):
     declared = (
         *SceneNetwork.declared,
         *OffloadedNode.shared,
-        Param("sensor_height", 1.73, "m, of the LiDAR above the ground", low=0.0, high=5.0),
+        Param("sensor_height", 1.73, "m, height of the LiDAR above the ground", low=0.0, high=5.0),
         Param("voxel_size", VOXEL_SIZE_M, "m, edge of a voxel; the grid is 32 of them high", low=0.02, high=1.0),
         Param(
-            "cells", 256, "voxels along x and y, a multiple of 16: fewer see less far and cost less", low=16, high=1024
+            "cells", 256, "voxels along x and y, a multiple of 16; fewer cover less and cost less", low=16, high=1024
         ),
         Param(
-            "extent", "around", "where the grid lies: around the robot, or forward of it", choices=("around", "forward")
+            "extent", "around", "place of the grid: around the robot, or in front of it", choices=("around", "forward")
         ),
-        Param("goal_x", 12.0, "m, goal until agrnav/goal names one, in the sensor's frame: ahead"),
-        Param("goal_y", 0.0, "m, goal until agrnav/goal names one, in the sensor's frame: to the left"),
-        Param("robot_radius", 0.35, "m, of the robot, for the path", low=0.0, high=5.0),
-        Param("body_low", 0.25, "m above the ground: lower obstacles are driven over", low=0.0),
-        Param("body_high", 1.6, "m above the ground: what begins higher is driven under", low=0.1),
-        Param("step", 0.2, "m: ground that rises more from cell to cell is in the way", low=0.0),
-        Param("jpeg_quality", 85, "of agrnav/overlay/compressed", low=1, high=100),
-        Param("carry", False, "give every sweep its result at once, carried along from what the network saw last"),
-        Param("local", True, "with ~carry: column fill, which needs no network, stands in where it is the better one"),
-        Param("odometry_frame", "odom", "with ~carry: tf frame that stands still while the robot moves"),
+        Param("goal_x", 12.0, "m ahead in the sensor's frame: goal before the first message on agrnav/goal"),
+        Param("goal_y", 0.0, "m to the left in the sensor's frame: goal before the first message on agrnav/goal"),
+        Param("robot_radius", 0.35, "m, radius of the robot, for the path", low=0.0, high=5.0),
+        Param("body_low", 0.25, "m above the ground: the robot drives over lower obstacles", low=0.0),
+        Param("body_high", 1.6, "m above the ground: the robot drives under higher obstacles", low=0.1),
+        Param("step", 0.2, "m: ground that rises more from cell to cell is an obstacle", low=0.0),
+        Param("jpeg_quality", 85, "JPEG quality of agrnav/overlay/compressed", low=1, high=100),
+        Param("carry", False, "give every sweep its result at once, carried along from the network's latest result"),
+        Param("local", True, "with ~carry: fill columns without a network if that result is expected to be better"),
+        Param("odometry_frame", "odom", "with ~carry: fixed tf frame of the odometry"),
         TF_WAIT,
     )
 

@@ -1,4 +1,4 @@
-"""Where agrnav_node plans to: what agrnav/goal named last, in the frame of a sweep."""
+"""Goal of agrnav_node: the latest message of agrnav/goal, in the frame of a sweep."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from edge_offload.nodes.inference.intake import Frame, tf_time
 
 
 class GoalIntake:
-    """The goal of a node: that of its parameters ``goal_x`` and ``goal_y`` until a message names another.
+    """Goal of a node: the latest message, before the first one the parameters ``goal_x`` and ``goal_y``.
 
     Args:
-        node: whose it is.
-        poses: what tf says.
+        node: its parameters and health.
+        poses: lookup in tf.
     """
 
     def __init__(self, node: Owner, poses: Poses) -> None:
         self._params = node.params
         self._lookup = PoseLookup(poses, carried=bool(node.params.get("carry")))
-        self._losses = Losses("sweeps without a path, as the place of the goal is not known")
+        self._losses = Losses("sweeps without a path, as tf lacks the pose of the goal")
         self._goal: Optional[Any] = None
         node.health.watch("goal", self._losses.describe_losses)
         rospy.Subscriber("agrnav/goal", PoseStamped, node.callback(self._on_goal), queue_size=4)
@@ -36,7 +36,7 @@ class GoalIntake:
         self._goal = message
 
     def _look_up_pose(self, goal: Any, frame: Frame) -> Optional[Pose]:
-        """Pose of the goal's frame in the sensor's at the time of a sweep; None where they are the same."""
+        """Look up the pose of the goal's frame in the sensor's at the time of a sweep; None: equal frames."""
         header = frame.message.header
         if goal is None or goal.header.frame_id in ("", header.frame_id):
             return None
@@ -44,7 +44,7 @@ class GoalIntake:
         return self._lookup.look_up(header.frame_id, goal.header.frame_id, at, frame.received_s, frame.until_s)
 
     def waits_s(self, frame: Frame) -> float:
-        """Until when a sweep may wait for the goal's place (monotonic seconds); -infinity: not at all."""
+        """Return the time until which a sweep may wait for the goal's pose (monotonic seconds); -inf: not at all."""
         pose = self._look_up_pose(self._goal, frame)
         return -math.inf if pose is None else pose.waits_s
 
@@ -53,7 +53,7 @@ class GoalIntake:
 
         Args:
             frame: the sweep.
-            wait: for a pose that comes late.
+            wait: whether to wait for a late pose.
         """
         goal = self._goal
         pose = self._look_up_pose(goal, frame)

@@ -1,4 +1,4 @@
-"""The network of agrnav_node: a scene completer whose module runs here or on a server."""
+"""Network of agrnav_node: a scene completer whose module runs on the robot or on a server."""
 
 from __future__ import annotations
 

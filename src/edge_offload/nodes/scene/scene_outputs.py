@@ -1,4 +1,4 @@
-"""What agrnav_node publishes of a scene: one of each topic for every sweep, and pictures while somebody listens."""
+"""Publishers of agrnav_node: one message per topic for every sweep, and pictures while they have subscribers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A completed scene on its way to the server's operator: coded on the robot, checked and published there.
+"""Report of a completed scene for the server's operator: encoded on the robot, checked and published on the server.
 
-A report has three outputs: the labels and the slice, each as one Zstandard frame, and the cells of the path. That is
-some tens of kilobytes a sweep, where the network's own output has megabytes. Nothing in a report is trusted.
+A report has three outputs: the labels and the slice, each as one Zstandard frame, and the cells of the path. It has
+some tens of kilobytes per sweep, where the network's own output has megabytes. The server trusts no field of it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The node that serves robots."""
+"""Node that serves robots."""

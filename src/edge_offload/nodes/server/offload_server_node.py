@@ -1,17 +1,16 @@
-"""serves robots: runs their networks on this machine, and shows its operator what they see.
+"""serves robots: runs their networks on this machine, and shows its operator the robots' results.
 
 Publishes:
   server/kapao/people       edge_offload_msgs/PersonArray of every frame of every robot: computed here in mode server,
                             reported by the robot in every other mode
   server/agrnav/semantic_grid  edge_offload_msgs/SemanticGrid, server/agrnav/occupancy nav_msgs/OccupancyGrid and
-  server/agrnav/path        nav_msgs/Path of every sweep of every robot, as the robot made them
-  server/offload/latency    edge_offload_msgs/Latency as reported by the robot; not in mode server, where the robot
-                            alone knows it
+  server/agrnav/path        nav_msgs/Path of every sweep of every robot, as reported by the robot
+  server/offload/latency    edge_offload_msgs/Latency as reported by the robot; not in mode server, where only the
+                            robot measures it
   server/status             edge_offload_msgs/ServerStatus
 
 Robots connect to ~bind over an encrypted link. On loopback keys are made on first use; any other address needs keys
-made on purpose ('edge-offload keys --help'). Topics never cross that link: this node publishes on its own host's
-master.
+that you make ('edge-offload keys --help'). Topics never cross that link: this node publishes on its own host's master.
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ class OffloadServerNode(Node):
         Param("threads", 0, "compute threads; 0: torch's default", low=0),
         Param("cores", "any", "CPU cores to stay on: 0, 2-3, first, second or any"),
         Param("keys", "", "key directory; none: the user's"),
-        Param("allow", [], "factories (package.module:factory) that robots may open besides the models known"),
+        Param("allow", [], "factories (package.module:factory) that robots may also open"),
         Param("preload", "", "model to build before the first robot asks for it"),
-        Param("options", {}, "options that hold here whatever a robot says: {kapao_s: {checkpoint: /s.safetensors}}"),
-        Param("promises", False, "let robots ask for a bound on the accuracy that sharing may cost them"),
+        Param("options", {}, "options that override the robots': {kapao_s: {checkpoint: /s.safetensors}}"),
+        Param("promises", False, "promise robots a bound on the accuracy that sharing may cost them"),
         Param("pool", "", "address of a pool of GPUs that computes pool_model; see 'edge-offload pool'"),
-        Param("pool_model", "", "what the pool computes"),
+        Param("pool_model", "", "model that the pool computes"),
         Param("pool_profiles", "", "absolute path of the folder that 'edge-offload pool profile' wrote"),
         Param("pool_slo", 0.2, "seconds from a request's arrival to the pool's answer", low=0.001),
         Param("status_rate", 1.0, "status messages per second", low=0.05, high=50.0),

@@ -1,4 +1,4 @@
-"""People out of the outputs that a server computed, or that a robot reported to it. Nothing in them is trusted."""
+"""People from outputs that a server computed, or that a robot reported to it. None of them is trusted."""
 
 from __future__ import annotations
 

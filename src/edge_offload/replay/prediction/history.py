@@ -1,4 +1,4 @@
-"""Which step followed the same few steps and kinds of outcomes before: a Markov model of variable order."""
+"""Predicts the next step from the last few steps and kinds of outcomes, by a Markov model of variable order."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from edge_offload.replay.flushed import READ
 CONTEXTS = (6, 3, 2, 1)
 MAX_CONTEXTS = 65536
 MAX_PLACES = 8192
-#: How often a step has to follow others before that is taken as a rule.
-SURE = 2
+#: Times that a step has to follow a context before it is predicted.
+MIN_COUNT = 2
 
 #: Stands for every kind of outcome.
 ANY: BranchKey = (-9,)
-#: Contexts that count, by their order, only while they have always had the same follower.
-STRICT = (1, 2)
-#: Marks a number of steps among them.
+#: Positions of contexts that are used only while they have had a single follower.
+SINGLE_FOLLOWER = (1, 2)
+#: Marks a number of steps in a context.
 COUNT: BranchKey = (-8,)
 #: A step and the kind of its outcome.
 Item = Tuple[int, BranchKey]
@@ -28,41 +28,41 @@ class ContextFollower:
     """Statistics of the steps that have followed a context.
 
     Attributes:
-        signature: of the step that did so most; None if none did.
-        sure: how often, less the times that another one did; at most twice :data:`SURE`.
-        varied: whether more than one has.
+        signature: of the most frequent follower; None: no follower yet.
+        count: times that it followed, less the times of others; at most twice :data:`MIN_COUNT`.
+        varied: whether there were different followers.
     """
 
-    __slots__ = ("signature", "sure", "varied")
+    __slots__ = ("count", "signature", "varied")
 
     def __init__(self) -> None:
         self.signature: Optional[int] = None
-        self.sure = 0
+        self.count = 0
         self.varied = False
 
     def note_next(self, signature: int) -> bool:
-        """Notes that ``signature`` has followed; returns True if another step is expected than before.
+        """Record that ``signature`` has followed; return True if this changes the prediction.
 
-        What has come once says less than what always comes after fewer steps.
+        A single occurrence in a long context is weaker evidence than a steady follower of a short one.
         """
-        expected, sure = (self.signature, self.sure) if self.signature is not None else (signature, 0)
+        expected, count = (self.signature, self.count) if self.signature is not None else (signature, 0)
         if expected == signature:
-            self.signature, self.sure = signature, min(sure + 1, 2 * SURE)
+            self.signature, self.count = signature, min(count + 1, 2 * MIN_COUNT)
         else:
-            self.signature, self.sure = (expected, sure - 1) if sure > 1 else (signature, 1)
+            self.signature, self.count = (expected, count - 1) if count > 1 else (signature, 1)
             self.varied = True
-        return self.signature != expected or not sure or (self.sure >= SURE) != (sure >= SURE)
+        return self.signature != expected or not count or (self.count >= MIN_COUNT) != (count >= MIN_COUNT)
 
 
 class TrailPlace:
-    """The last few steps, and how many there were since the inference began.
+    """The last few steps, and the number of steps since the inference began.
 
-    Its followers are looked up once: a program that does what it did before goes from place to place.
+    Followers are looked up once per place; a repeated inference moves from place to place without lookups.
 
     Attributes:
-        followers: of each of its contexts, in the order in which they are asked; ``distinct``: each once.
-        next: the place after a step.
-        opened: the same steps when an inference begins.
+        followers: statistics of its contexts, in the order of their use; ``distinct``: each once.
+        next: places by the step that leads to them.
+        opened: the place with the same steps at the begin of an inference.
     """
 
     __slots__ = ("distinct", "followers", "next", "opened", "steps", "trail")
@@ -76,20 +76,20 @@ class TrailPlace:
         self.opened: Optional[TrailPlace] = None
 
     def note_next(self, signature: int) -> bool:
-        """Notes the next step; returns True if another step is expected than before."""
+        """Record the next step; return True if this changes a prediction."""
         fresh = False
         for follower in self.distinct:
-            if follower.signature != signature or follower.sure < 2 * SURE:
+            if follower.signature != signature or follower.count < 2 * MIN_COUNT:
                 fresh = follower.note_next(signature) or fresh
         return fresh
 
 
 class Contexts:
-    """Remembers what has followed each context.
+    """Followers of all contexts.
 
     Args:
-        reason: why a step of this signature ends, if that is known.
-        max_steps: as many since the inference began are told apart.
+        reason: returns why a step of a signature ends; None: unknown.
+        max_steps: largest number of steps since the begin of the inference that is distinguished.
     """
 
     def __init__(self, reason: Callable[[int], Optional[int]], max_steps: int) -> None:
@@ -99,17 +99,17 @@ class Contexts:
         self._places: Dict[Tuple[Trail, int], TrailPlace] = {}
 
     def start_place(self) -> TrailPlace:
-        """Place at which a program begins."""
+        """Return the place at the start of a program."""
         return self._place((), 0)
 
     def place_at_start(self, place: TrailPlace) -> TrailPlace:
-        """``place`` if an inference begins there."""
+        """Return the place with the steps of ``place`` at the begin of an inference."""
         if place.opened is None:
             place.opened = self._place(place.trail, 0)
         return place.opened
 
     def place_after(self, place: TrailPlace, signature: int, kind: BranchKey) -> TrailPlace:
-        """The place after a step of ``signature`` whose outcome is of ``kind``."""
+        """Return the place after a step of ``signature`` with an outcome of ``kind``."""
         item = signature, kind
         following = place.next.get(item)
         if following is None:
@@ -122,16 +122,16 @@ class Contexts:
         return following
 
     def expected_after(self, trail: Trail, steps: int) -> Optional[int]:
-        """The signature that will probably follow ``trail``, ``steps`` after the inference began."""
+        """Predict the signature after ``trail``, ``steps`` after the inference began; None: unknown."""
         follower_of = self._followers.get
         return self.expected_of([follower_of(context, _NOTHING) for context in self._contexts_of(trail, steps)])
 
     @staticmethod
     def expected_of(followers: Sequence[ContextFollower]) -> Optional[int]:
-        """The signature that is probably next; the contexts' ``followers`` in the order in which they are asked."""
+        """Predict the next signature from ``followers`` in the order of their use; None: unknown."""
         guess: Optional[int] = None
         for order, follower in enumerate(followers):
-            if follower.sure >= SURE and (order not in STRICT or not follower.varied):
+            if follower.count >= MIN_COUNT and (order not in SINGLE_FOLLOWER or not follower.varied):
                 return follower.signature
             guess = follower.signature if guess is None else guess
         return guess
@@ -146,10 +146,10 @@ class Contexts:
         return place
 
     def _contexts_of(self, trail: Trail, steps: int) -> List[Trail]:
-        """The last few steps, as they may tell what is next: with the kinds of their outcomes, and without.
+        """Return contexts of the last few steps, with and without the kinds of outcomes, in the order of their use.
 
-        How many ``steps`` of the inference there were says when a loop over classes ends. The size of a result decides
-        what is computed next more often than a number that is read.
+        The number of ``steps`` in the inference predicts the end of a loop over classes. The size of a result decides
+        the next step more often than a number that is read.
         """
         bare = tuple([(signature, ANY) for signature, _ in trail])
         counted = [((steps, COUNT), trail[-1]), trail[-1:], ((steps, COUNT), bare[-1])] if trail else []

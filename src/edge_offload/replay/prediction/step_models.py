@@ -22,18 +22,18 @@ class StepPlan:
     """A step as it is expected, for the server to run speculatively, and what the client compares with it.
 
     Attributes:
-        slot: number of its definition, which the next plan for the same site takes over.
+        definition_number: number of its definition; the next plan for the same site takes it over.
         uploads: bytes of those that have been the same so far, None for the others.
         sent: to whom it has been sent, None at first.
     """
 
     def __init__(
-        self, signature: int, slot: int, node: TraceStep, integers: Integers, places: Tuple[Tuple[int, int], ...],
-        dead: FrozenSet[int], result_meta: Optional[Dict[int, TableCall]] = None,
+        self, signature: int, definition_number: int, node: TraceStep, integers: Integers,
+        places: Tuple[Tuple[int, int], ...], dead: FrozenSet[int], result_meta: Optional[Dict[int, TableCall]] = None,
         uploads: Tuple[Optional[bytes], ...] = (),
     ) -> None:  # fmt: skip
         self.signature = signature
-        self.slot = slot
+        self.definition_number = definition_number
         self.sent: Optional[object] = None
         self.node = node
         self.dead = dead
@@ -144,13 +144,13 @@ class StepModel:
 
     Args:
         signature: its number.
-        slot: number that its plans are defined under.
+        definition_number: number that its plans are defined under.
         references: see :meth:`~edge_offload.replay.signatures.SignatureTable.calls`.
     """
 
-    def __init__(self, signature: int, slot: int, references: Tuple[Tuple[int, ...], ...]) -> None:
+    def __init__(self, signature: int, definition_number: int, references: Tuple[Tuple[int, ...], ...]) -> None:
         self.signature = signature
-        self._slot = slot
+        self._definition_number = definition_number
         self.kinds: OrderedDict[BranchKey, None] = OrderedDict()
         self.last: Optional[CompletedStep] = None
         self._before: Optional[CompletedStep] = None
@@ -306,7 +306,14 @@ class StepModel:
             described_calls,
         )
         return StepPlan(
-            self.signature, self._slot, node, last.signature.integers, tuple(formulas), dead, result_meta, uploads
+            self.signature,
+            self._definition_number,
+            node,
+            last.signature.integers,
+            tuple(formulas),
+            dead,
+            result_meta,
+            uploads,
         )
 
     def _operand_origins(self, general: Optional[StepModel]) -> List[Tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Stages as CUDA graphs: a stage's kernels launched at once, for a GPU that waits for launches otherwise."""
+"""Runs stages as CUDA graphs, which launch all kernels of a stage at once, because a GPU may wait for launches."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def graph_backend(device: torch.device) -> Optional[Direct]:
 
 
 class GraphedStage:
-    """Runs ``calls``, from its second run with the same layouts on as a graph. One thread.
+    """Runs ``calls``, from its third run with the same layouts on as a graph. Use it from one thread.
 
-    A graph takes over only if it gave the bytes and the strides of the calls in that run.
+    The graph is captured in the second run, and used only if its outputs had equal bytes and strides there.
 
     Args:
         name: of the stage, for the log.
-        calls: computes by calls, for a size of batch.
-        backend: captures graphs; None: everything is computed by calls.
+        calls: returns the function that computes a batch of a size call by call.
+        backend: captures graphs; None: everything is computed call by call.
     """
 
     def __init__(self, name: str, calls: Callable[[int], StageFunction], backend: Optional[Direct]) -> None:

@@ -10,7 +10,7 @@ from typing import Optional
 from edge_offload.errors import BadInput
 from edge_offload.server.promises.latencies import NEAR, Latencies
 
-#: No robot waits longer than this many frames for its next turn, however still its scene is.
+#: No robot waits longer than this many frames for its next slot, however still its scene is.
 MAX_INTERVAL = 60
 #: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
 _NEARLY_ALL, _FAR = 1.645, 4.0

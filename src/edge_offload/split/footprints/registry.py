@@ -1,14 +1,14 @@
-"""What a locality rule says of one operator, and the registry that finds the rule by name.
+"""Locality rules of operators, and the registry that finds the rule of an operator by its name.
 
 An operator is *local* along an axis if a range of its output along that axis needs only a range of its inputs (its
-footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule looks at one call (a :class:`Site`) and answers with a
-:class:`Local`, or with ``None`` for global. No rule knows a model; an operator without a rule is global.
+footprint), and *global* otherwise (LOPInfer Sec. IV-A). A rule inspects one call (a :class:`Site`) and returns a
+:class:`Local`, or ``None`` for global. No rule depends on a model; an operator without a rule is global.
 
-Programs record what torch makes of an operator (``_prelu_kernel`` for ``prelu``), models at hand are traced with the
-operator itself: a rule names both. A name in the registry is also one that a server takes from robots and calls in its
-own process (:mod:`edge_offload.server.services.split.recorded`), with arguments that only tensors without data checked.
+Recorded programs have internal operators (``_prelu_kernel`` for ``prelu``), traced models the public one; a rule names
+both. A server also calls each operator of the registry in its own process for robots, after a check of the arguments on
+tensors without data (:mod:`edge_offload.server.services.split.recorded`).
 
-Ranges are half-open and count rows along the axis; what has no axis is needed whole.
+Ranges are half-open and count rows along the axis; a value without an axis is needed whole.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Footprint = Callable[[int, int], Range]
 
 EMPTY: Range = (0, 0)
 
-Slot = Tuple[str, bool, Any, Arg]
-"""An argument of a call: its name, whether it goes by name, its value or where that comes from, and its tree."""
+ArgumentSource = Tuple[str, bool, Any, Arg]
+"""An argument of a call: its name, whether it is passed by name, its value or the source of that, and its tree."""
 _REPLACED, _READ = object(), object()
 
 
@@ -46,13 +46,13 @@ class Locality(str, enum.Enum):
     ROW = "row"
     """An output row needs its own row as a whole (matrix product, softmax and norms along other axes)."""
     GLOBAL = "global"
-    """An output needs everything: runs in one piece, on one side."""
+    """An output needs all inputs: runs as a whole, on one side."""
     FREE = "free"
-    """Depends on no input of the inference (a class token, a mask): runs wherever it is wanted, at no cost."""
+    """Depends on no input of the inference (a class token, a mask): runs on any side that needs it, at no cost."""
 
 
 class RowReader(Protocol):
-    """Reader of the rows that a rule's footprint named, and of whole values."""
+    """Reader of rows of a rule's footprint, and of whole values."""
 
     def rows(self, number: int, low: int, high: int) -> torch.Tensor:
         """Return rows [low, high) of a value that has an axis; none for an empty range."""
@@ -70,9 +70,9 @@ class Local:
 
     Attributes:
         kind: ELEMENT, BLOCK or ROW.
-        axes: axis of each output along which rows count; ``None`` for an output that nothing may use.
+        axes: axis of the rows of each output; ``None`` for an output that nothing may use.
         length: number of rows of the outputs.
-        needs: value with an axis -> which of its rows the output rows [low, high) need. All other tensors among the
+        needs: value with an axis -> its rows that the output rows [low, high) need. All other tensors among the
             arguments are needed whole.
         run: computes output rows [low, high); low < high.
     """
@@ -86,7 +86,7 @@ class Local:
 
 @dataclass
 class Site:
-    """One call, as a rule sees it.
+    """A call and its context, as input of a rule.
 
     Attributes:
         sequence: the sequence that it is part of.
@@ -100,7 +100,7 @@ class Site:
     axes: Mapping[int, int]
     used: Sequence[int]
     bound: Dict[str, Arg] = field(default_factory=dict)
-    _slots: Dict[Tuple[str, ...], Tuple[Slot, ...]] = field(default_factory=dict, repr=False)
+    _sources: Dict[Tuple[str, ...], Tuple[ArgumentSource, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.bound = bind_arguments(self.operator)
@@ -142,12 +142,12 @@ class Site:
         """Run the overload with some arguments replaced by finished Python objects; the rest is read whole."""
         place: str = getattr(reader, "place", "cpu")  # values of a GPU's are there
         names = (place, *replaced)
-        slots = self._slots.get(names)
-        if slots is None:
-            slots = self._slots[names] = self._arrange_slots(tuple(replaced), reader, place)
+        sources = self._sources.get(names)
+        if sources is None:
+            sources = self._sources[names] = self._arrange_arguments(tuple(replaced), reader, place)
         positional: List[Any] = []
         keywords: Dict[str, Any] = {}
-        for name, by_name, source, arg in slots:
+        for name, by_name, source, arg in sources:
             value = (
                 replaced[name]
                 if source is _REPLACED
@@ -161,9 +161,11 @@ class Site:
                 positional.append(value)
         return flatten_outputs(find_overload(self.operator.name)(*positional, **keywords))
 
-    def _arrange_slots(self, replaced: Tuple[str, ...], reader: RowReader, place: str) -> Tuple[Slot, ...]:
+    def _arrange_arguments(
+        self, replaced: Tuple[str, ...], reader: RowReader, place: str
+    ) -> Tuple[ArgumentSource, ...]:
         """Arrange the sources of all arguments once: torch's schemas are slow, and a runtime calls often."""
-        slots: List[Slot] = []
+        sources: List[ArgumentSource] = []
         gap = False  # behind an argument left at its default, the rest goes by name
         for argument in _schema_arguments(self.operator.name):
             name = argument.name
@@ -175,8 +177,8 @@ class Site:
                 continue
             else:
                 source = _READ if mentions_tensor(arg) else resolve_argument(arg, reader.whole, place)
-            slots.append((name, gap or argument.kwarg_only, source, arg))
-        return tuple(slots)
+            sources.append((name, gap or argument.kwarg_only, source, arg))
+        return tuple(sources)
 
 
 LocalityRule = Callable[[Site], Optional[Local]]

@@ -1,4 +1,4 @@
-"""From costs to plans: a table for a list of bandwidths, the equal plans once, and all of it as data."""
+"""Makes plans from costs: a table for a list of bandwidths, without duplicate plans; converts both to plain data."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edge_offload.split.planners.table import DEFAULT_PLANNER, UNDIVIDED_PLANNER
 
 @dataclass
 class PlanSettings:
-    """How the table of plans is made.
+    """Settings for a table of plans.
 
     Attributes:
         planner, objective, effort: see :func:`~edge_offload.split.planners.table.plan_table`.
-        power: of the robot by state, for plans that save energy; None: a Jetson's.
-        codecs: whether payloads may be coded.
-        measured: whether a plan that divides operators for the sake of latency has to be measured no slower than the
-            best undivided one before it is used (:mod:`edge_offload.modes.split.robot.contest`).
+        power: watts of the robot by state, for plans that save energy; None: those of a Jetson.
+        codecs: whether payloads may be encoded.
+        measured: whether a plan that divides operators for latency is used only if it was measured to be no slower than
+            the best undivided one (:mod:`edge_offload.modes.split.robot.contest`).
     """
 
     planner: str = DEFAULT_PLANNER
@@ -41,10 +41,10 @@ class DistinctPlans:
     """The plans for a list of bandwidths.
 
     Attributes:
-        table: one plan per bandwidth, as it runs.
-        plans: the distinct ones.
-        place: entry of the table -> place among ``plans``.
-        undivided: entry of the table -> place of the best plan that divides no operator; empty: nobody asked.
+        table: one plan per bandwidth.
+        plans: the distinct plans.
+        place: index in the table -> index in ``plans``.
+        undivided: index in the table -> index of the best plan that divides no operator; empty: not computed.
     """
 
     table: PlanTable
@@ -78,7 +78,7 @@ class DistinctPlans:
 
 
 def make_plans(model: CostModel, bandwidths: Sequence[float], settings: PlanSettings) -> DistinctPlans:
-    """Make plans for ``bandwidths`` (bytes per second, ascending), equal ones once.
+    """Make distinct plans for ``bandwidths`` (bytes per second, ascending).
 
     Raises:
         BadInput: no such planner.
@@ -119,10 +119,10 @@ def costs_to_facts(model: CostModel) -> Dict[str, Any]:
 
 
 def costs_from_facts(facts: Mapping[str, Any], located: LocalityMap) -> CostModel:
-    """From :func:`costs_to_facts`, for the sequence that it was made of.
+    """Return the cost model of :func:`costs_to_facts`, for the same sequence.
 
     Raises:
-        BadInput: it was another one.
+        BadInput: the costs are of another sequence.
     """
     robot, server = (tuple(OperatorCost(*cost) for cost in facts[side]) for side in ("robot", "server"))
     copies = {

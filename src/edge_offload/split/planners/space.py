@@ -204,9 +204,9 @@ class Space:
             edges = np.linspace(0.0, seconds[-1], most + 1)
             bins: Dict[int, int] = {}
             for p in runs:
-                slot = int(np.searchsorted(edges, seconds[p]))
-                if slot not in bins or frontier[p] <= frontier[bins[slot]]:
-                    bins[slot] = p
+                bin_index = int(np.searchsorted(edges, seconds[p]))
+                if bin_index not in bins or frontier[p] <= frontier[bins[bin_index]]:
+                    bins[bin_index] = p
             runs = sorted(bins.values())
         return runs if self.located.operators[self.last].local is None else [*runs, self.last]
 
@@ -240,14 +240,14 @@ class Space:
         if not row_splits:
             return active
         ordered = sorted(row_splits)
-        slot = 0
+        next_split = 0
         for index in range(len(self.located.operators)):
-            while slot < len(ordered) and ordered[slot].position < index:
-                slot += 1
-            if slot == len(ordered):
+            while next_split < len(ordered) and ordered[next_split].position < index:
+                next_split += 1
+            if next_split == len(ordered):
                 break
-            if any(self._last_uses[number] > ordered[slot].position for number in self.located.made_by[index]):
-                active[index] = ordered[slot]
+            if any(self._last_uses[number] > ordered[next_split].position for number in self.located.made_by[index]):
+                active[index] = ordered[next_split]
         return active
 
     def _payload_for(self, number: int, rows: int, sender: Side) -> Payload:

@@ -1,4 +1,4 @@
-"""One side of one inference: what can be computed now, what can be sent now, and what is still awaited."""
+"""Progress of one side of a split inference: blocks to compute, transfers to send, and rows still awaited."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from edge_offload.split.runtime.tables import ReadyPlan
 
 
 class SplitProgress:
-    """Blocks of steps are run by one thread at a time (:meth:`compute_block`); pieces may arrive from any thread.
+    """Progress of one side of an inference. One thread at a time computes blocks; any thread may add received rows.
 
     Args:
         ready: the plan.
-        side: which half this is.
+        side: the robot or the server.
         located: the sequence and its axes.
-        shared: what both sides have (see :func:`edge_offload.split.model.reference.shared_values`).
-        slowdown: emulate a machine that is so many times slower.
-        place: where this half is computed, with ``shared`` there.
+        shared: values on both sides (see :func:`edge_offload.split.model.reference.shared_values`).
+        slowdown: factor by which to emulate a slower machine.
+        place: device of this side, on which ``shared`` is.
 
     Attributes:
-        spans: when blocks were run: on a GPU, when a thread was busy with them.
+        spans: times at which blocks were computed; on a GPU, at which a thread was busy with them.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class SplitProgress:
         self._failure: Optional[BaseException] = None
 
     def transfer_at(self, index: int) -> RowTransfer:
-        """A transfer of the plan."""
+        """Return a transfer of the plan."""
         return self.ready.plan.transfers[index]
 
     def expect_rows(self, index: int, low: int, high: int) -> Tuple[str, Tuple[int, ...]]:
         """Return dtype and shape of rows [low, high) of an incoming transfer.
 
         Raises:
-            ProtocolError: they are not due: no such transfer, outside it, or here already.
+            ProtocolError: no such transfer, or rows outside it, or rows that have been received already.
         """
         if index not in self.side_plan.receives:
             raise ProtocolError(f"transfer {index} does not come this way")
@@ -94,7 +94,7 @@ class SplitProgress:
         number = transfer.value
         stays = number not in self.side_plan.reads and tuple(tensor.shape) == self.located.sequence.values[number].shape
         with self._changed:
-            if stays:  # a result that is there at once, which nothing here is computed from
+            if stays:  # a complete result from which this side computes nothing
                 self._host_values[number] = tensor
             else:
                 self.half.take_rows(number, low, tensor)
@@ -104,7 +104,7 @@ class SplitProgress:
                 self._changed.notify_all()
 
     def can_compute(self) -> bool:
-        """True if the next block has all awaited rows."""
+        """Return True if the next block has all awaited rows."""
         blocks = self.side_plan.blocks
         return self._done < len(blocks) and self._arrived.issuperset(blocks[self._done].awaits)
 
@@ -129,7 +129,7 @@ class SplitProgress:
             self._done += 1
 
     def take_sendable(self) -> List[int]:
-        """Return transfers that may leave now, in order; each is named once."""
+        """Return transfers that can be sent now, in order, each once."""
         ready: List[int] = []
         with self._changed:
             while self._sent < len(self.side_plan.sends):
@@ -152,18 +152,18 @@ class SplitProgress:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of own steps; on a GPU, of those that were waited for."""
+        """Seconds of this side's steps; on a GPU, of those that were waited for."""
         device_s = self.half.device_seconds()
         return self._computed_s if device_s is None else device_s * self._slowdown
 
     @property
     def all_computed(self) -> bool:
-        """True if all own steps are done."""
+        """Return True if all steps of this side are done."""
         return self._done == len(self.side_plan.blocks)
 
     @property
     def has_results(self) -> bool:
-        """True if the results are present (the robot's side)."""
+        """Return True if the results are present (the robot's side)."""
         return self.all_computed and self._arrived.issuperset(self.ready.compiled.results)
 
     def read_results(self) -> Tuple[torch.Tensor, ...]:
@@ -177,7 +177,7 @@ class SplitProgress:
         )
 
     def fail(self, error: BaseException) -> None:
-        """Record a failure, which ends all waits; the first one counts."""
+        """Record a failure, which ends all waits; later ones are ignored."""
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class SplitProgress:
         return self._failure
 
     def wait_until(self, until_s: float, enough: Callable[[], bool]) -> bool:
-        """Wait until ``enough``, or a failure, which is raised; False at ``until_s`` (monotonic)."""
+        """Wait until ``enough()`` is true; False at ``until_s`` (monotonic seconds). A recorded failure is raised."""
         with self._changed:
             while self._failure is None and not enough():
                 remaining_s = until_s - time.monotonic()

@@ -105,10 +105,10 @@ class CompiledSteps:
     def close(self) -> None:
         """Drop the network's storages."""
         with self._lock:
-            self._session.free(list(self._session.slots))
+            self._session.free(list(self._session.buffers))
 
     def _read(self, made: bool, number: int, layout: Layout) -> torch.Tensor:
-        tensor = self._session.slot_of(number + self._base if made else number).view(layout)
+        tensor = self._session.buffer_of(number + self._base if made else number).view(layout)
         return tensor if made else tensor.clone()
 
 

@@ -1,4 +1,4 @@
-/* Inner loops of the payload codecs as a CPython extension; kernels.py holds the same functions in numpy, bit for bit.
+/* Inner loops of the payload codecs as a CPython extension; portable.py has the same functions in numpy, with equal bits.
  *
  * Every function takes buffers whose lengths it checks against the sizes given, and runs without the GIL.
  */

@@ -112,4 +112,4 @@ def put_results(
 
 def read_results(session: DeviceSession, piece: SegmentInvocation, uses: SegmentUses) -> List[torch.Tensor]:
     """Return the same results as computed by the device."""
-    return [session.slot_of(piece.base + use.place).view(use.layout) for use in uses.readable]
+    return [session.buffer_of(piece.base + use.place).view(use.layout) for use in uses.readable]

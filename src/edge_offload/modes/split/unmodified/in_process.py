@@ -48,13 +48,13 @@ class InProcessSession(DeviceSession):
         super().__init__("cpu", SessionLimits(storage_bytes=1 << 62))
         self.native: Any = None
 
-    def slot_of(self, number: int) -> StorageBuffer:
+    def buffer_of(self, number: int) -> StorageBuffer:
         """Return a storage; one of the device is used in place."""
-        if number not in self.slots:
+        if number not in self.buffers:
             memory = self.native.memory(number)
             if memory is not None:
                 self.store_buffer(number, StorageBuffer(memory.untyped_storage()), None)
-        return super().slot_of(number)
+        return super().buffer_of(number)
 
 
 def in_process_remote(session: InProcessSession) -> InProcessRemote:
@@ -218,7 +218,7 @@ class InProcessHandler:
         """
         self._deferred.materialize(number)
         self._update_device()
-        buffer = self._session.slots.get(number)
+        buffer = self._session.buffers.get(number)
         if buffer is None:
             raise LinkLost("a tensor on the device holds nothing: the call that should have made it failed")
         return torch.empty(0, dtype=torch.uint8).set_(buffer.storage)
@@ -254,8 +254,8 @@ class InProcessHandler:
         if self._exchange.freed:
             self._session.free(self._exchange.freed)
             self._exchange.freed = []
-        self._native.keep(self._reads_to_store > 0)
-        self._native.owing(bool(self._deferred))
+        self._native.report_bytes(self._reads_to_store > 0)
+        self._native.report_writes(bool(self._deferred))
         awaited: Set[int] = set()
         resting: Set[int] = set()
         busy: Set[int] = set()

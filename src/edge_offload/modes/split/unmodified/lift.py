@@ -192,7 +192,7 @@ def _run_twice(
     return (
         tuple(made),
         folded,
-        {number: session.slots[FIRST_STORAGE + places[number]].storage for number in folded.storages},
+        {number: session.buffers[FIRST_STORAGE + places[number]].storage for number in folded.storages},
     )
 
 
@@ -203,7 +203,7 @@ def _run_segment(
     """Run a segment in a session of its own; of what it makes, ``dead`` is dropped after its last use."""
     session = DeviceSession("cpu")
     for _, storage in live:
-        session.slots[storage] = StorageBuffer(storages[storage])
+        session.buffers[storage] = StorageBuffer(storages[storage])
     step = SegmentStep(0, FIRST_STORAGE, live, sorted(dead), numbers, [tensor_bytes(payload) for payload in payloads])
     return session, session.run(step, segment=segment)
 

@@ -1,6 +1,6 @@
 """Batches of frames that have just arrived, by earliest deadline first; ``windows.c`` packs them.
 
-Where robots have few frames from one turn to the next, as at 10 Hz, it matters most when in a frame's interval its
+Where robots have few frames from one slot to the next, as at 10 Hz, it matters most when in a frame's interval its
 batch begins: until some moment the result is used as early as the frame allows, after it a whole frame later, and then
 the next frame would have given a fresher result for the same use. So each frame has a *window*, and robots are served
 within windows only: a robot that misses one slides to its next frame, by which robots spread over frames by themselves.
@@ -109,7 +109,7 @@ def plan_batches(
     numbers = array.array("d", [number for window in make_windows(paces, ways, latencies) for number in window])
     planned: Optional[List[Tuple[float, Tuple[Tuple[int, int], ...]]]]
     planned = module.batches(numbers, array.array("d", latencies.seconds), begin, until, grace, EARLY_SHARE)
-    # frames are counted from those asked for, since numbers of any size are exact here alone
+    # the extension counts frames from the requested ones, because a double holds no frame number of any size
     return [
         Batch(start, tuple((place, paces[place].frame + frame) for place, frame in members))
         for start, members in planned or ()

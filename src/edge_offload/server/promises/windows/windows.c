@@ -1,5 +1,5 @@
-/* Batches in the windows in which results are freshest, as a CPython extension. tests/server/promises has the same in
- * Python, with the same plans bit for bit: every sum is made in the same order (compile with -ffp-contract=off).
+/* Plans batches in the windows in which results are freshest (CPython extension). tests/server/promises has a reference in
+ * Python with bit-equal plans, because all sums have the same order (compile with -ffp-contract=off).
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -11,11 +11,10 @@
 enum { MOST_ROBOTS = 1 << 16, MOST_BATCHES = 1 << 20 };
 
 typedef struct { /* as Window in __init__.py */
-    double opens, frame_interval, length, batch, interval, asked;
+    double opens, frame_interval, length, batch, interval, offset;
 } Window;
 
-/* A frame that may be computed, counted from the one that its robot asked for last: what it is chosen by, and when its
- * window ends. */
+/* Candidate for a batch: its sort key, the end of its window, and its frame, counted from the last requested one. */
 typedef struct {
     double by, ends, frame;
     int place;
@@ -73,15 +72,15 @@ static int in_time(const Choice *soon, int count, int place, double freed, doubl
     return 1;
 }
 
-/* (start, ((place, frame), ...)) */
-static PyObject *told(double start, const Batch *batch)
+/* Returns (start, ((place, frame), ...)). */
+static PyObject *make_entry(double start, const Batch *batch)
 {
     PyObject *members = PyTuple_New(batch->size);
     int i;
     if (!members) return NULL;
     for (i = 0; i < batch->size; i++) {
-        long long asked = (long long)batch->robots[batch->place[i]].asked;
-        PyObject *one = Py_BuildValue("(iL)", batch->place[i], asked + (long long)batch->frame[i]);
+        long long offset = (long long)batch->robots[batch->place[i]].offset;
+        PyObject *one = Py_BuildValue("(iL)", batch->place[i], offset + (long long)batch->frame[i]);
         if (!one) {
             Py_DECREF(members);
             return NULL;
@@ -137,7 +136,7 @@ static PyObject *packed(const Window *robots, int count, const double *takes, in
         if (!dues) {
             double freed = start + takes[1] * (1 + grace);
             if (!(earlies && -early[0].by >= early_share && in_time(soon, soons, early[0].place, freed, takes[1]))) {
-                if (!(soon[0].by > start)) break; /* numbers so large that no time passes */
+                if (!(soon[0].by > start)) break; /* too large to advance the time in double precision */
                 start = soon[0].by;
                 continue;
             }
@@ -159,7 +158,7 @@ static PyObject *packed(const Window *robots, int count, const double *takes, in
             if (batch.inside[early[i].place] || !fits(&batch, start, &early[i])) continue;
             if (takes[size + 1] - takes[size] < -early[i].by * takes[size] / size) add(&batch, &early[i]);
         }
-        PyObject *one = ++made > MOST_BATCHES ? NULL : told(start, &batch);
+        PyObject *one = ++made > MOST_BATCHES ? NULL : make_entry(start, &batch);
         if (!one || PyList_Append(plan, one)) {
             if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a plan of too many batches");
             Py_XDECREF(one);
@@ -200,10 +199,10 @@ static PyObject *batches(PyObject *self, PyObject *args)
             takes[i + 1] = ((const double *)table.buf)[i];
             fine = fine && takes[i + 1] > 0;
         }
-        for (i = 0; i < count; i++) { /* so that time goes on */
+        for (i = 0; i < count; i++) { /* guarantees that each iteration of packed() advances the time */
             const Window *robot = &((const Window *)robots.buf)[i];
             fine = fine && robot->frame_interval > 0 && robot->length > takes[1] && robot->batch >= 1 &&
-                   robot->interval > 0 && isfinite(robot->opens) && fabs(robot->asked) <= MOST_FRAME;
+                   robot->interval > 0 && isfinite(robot->opens) && fabs(robot->offset) <= MOST_FRAME;
         }
     }
     if (!fine)

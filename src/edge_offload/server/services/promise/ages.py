@@ -1,4 +1,4 @@
-"""How a robot with a promise has been served of late: ages of its results, batches, frames that came too late."""
+"""Statistics of the last seconds of a robot with a promise: ages of its results, batches, late frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AgeStatistics:
     def __init__(self) -> None:
         self._results: Deque[Tuple[float, int, int, Wish, int]] = deque(maxlen=WINDOW_RESULTS)
         self._late: Deque[Tuple[float, bool]] = deque(maxlen=WINDOW_RESULTS)
-        self.turns = 0
+        self.slots = 0
 
     def record_result(self, done: float, frame: int, captured: float, wish: Wish, batch: int) -> None:
         """Record a result that was sent at ``done``; all times on one clock, in seconds."""
@@ -28,7 +28,7 @@ class AgeStatistics:
 
     def record_slot(self, now: float, late: bool) -> None:
         """Record the end of one of its slots: its frame was there, or late."""
-        self.turns += 1
+        self.slots += 1
         self._late.append((now, late))
 
     def mean_drop(self, now: float, latencies: Latencies) -> float:

@@ -1,4 +1,4 @@
-"""Who has a promise of accuracy, what for, and how each of them is served."""
+"""Register of robots with a promise of accuracy: what was promised, and how each of them is served."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from edge_offload.server.services.promise.evidence import LossEvidence
 from edge_offload.server.services.replica.service import OpenedModel, ServerInference
 from edge_offload.server.status import PromiseStatus
 
-#: A robot that sends nothing for so long, and none of so many turns, loses its promise.
+#: A robot loses its promise after so many seconds without a frame, if so many of its slots passed meanwhile.
 SILENT_S, SILENT_SLOTS = 3.0, 4
-#: What is planned with is the slope that a robot tells and so many of its standard deviations.
+#: Plans use the slope that a robot reports plus so many of its standard deviations.
 SIGMAS = 0.25
 
 _log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class PromisedRobot:
         opened: the model and shape that it was made for.
         largest: batch that is exact enough for it.
         received_at: when a frame of it came last.
-        missed: turns since then whose frame did not come in time.
-        ages, evidence: how it was served, and what its results bear out.
+        missed: slots since then whose frame did not come in time.
+        ages, evidence: how it was served, and which losses its results confirm.
     """
 
     peer: Peer
@@ -80,14 +80,14 @@ class PromiseSubject:
 
 
 class PromiseRegister:
-    """The robots with a promise and the board that has their turns. Thread-safe.
+    """The robots with a promise and the board that has their slots. Thread-safe.
 
     Args:
         clock: monotonic seconds.
 
     Attributes:
         lock: held while anything changes; so does who looks at several things.
-        board: plans turns.
+        board: plans slots.
         subject: what promises are made for; None before the first.
     """
 
@@ -121,7 +121,7 @@ class PromiseRegister:
     def admit_robot(
         self, peer: Peer, ask: PromiseRequest, subject: PromiseSubject, largest: int, received: float
     ) -> None:
-        """Make a robot a promise; its first turns are told with the next plan.
+        """Make a robot a promise; it gets its first slots with the next plan.
 
         Args:
             peer: the connection of the robot.
@@ -167,7 +167,7 @@ class PromiseRegister:
                         PromiseStatus(
                             robot.peer.name, robot.opened.replica.name, wish.bound,
                             ages.mean_drop(now, self.board.latencies), ages.mean_interval(now), ages.mean_batch(now),
-                            ages.late_share(now), ages.turns, robot.evidence.note,
+                            ages.late_share(now), ages.slots, robot.evidence.note,
                         )
                     )  # fmt: skip
             return statuses
@@ -178,7 +178,7 @@ class PromiseRegister:
         """Plan anew, with a share ``other_share`` of the device's time for other work.
 
         Returns:
-            Those whose promise has ended, and why; and of all others (frame, seconds until its turn).
+            Those whose promise has ended, and why; and of all others (frame, seconds until its slot).
         """
         with self.lock:
             now, ended = self.clock(), []

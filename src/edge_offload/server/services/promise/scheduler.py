@@ -1,4 +1,4 @@
-"""Inferences of robots that have a promise are computed in the board's batches, at their times; others as before."""
+"""Scheduler of promises: computes inferences of robots with a promise in planned batches, others one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, Optional, Protocol, Sequence, Tuple
 
 from edge_offload.errors import EdgeOffloadError
 from edge_offload.link.transport.peers import Peer, Request
-from edge_offload.protocol.promises import ENDED, TURNS, PromiseReport, SlotSchedule
+from edge_offload.protocol.promises import ENDED, SCHEDULE, PromiseReport, SlotSchedule
 from edge_offload.server.promises.board import PERIOD_S
 from edge_offload.server.services.promise.register import PromiseRegister, PromiseSubject
 from edge_offload.server.services.replica.service import Scheduler, ServerInference
@@ -29,10 +29,10 @@ class PromiseScheduler(Scheduler):
     """Decides when inferences are computed while robots have promises. Thread-safe.
 
     Args:
-        others: computes inferences without a turn, or that missed it.
+        others: computes inferences without a slot, or that missed it.
         register: robots with promises.
-        queue: of the device's worker; it is nudged when turns change, and measures the share of other work.
-        fail, notify: answer a request with an error, send a robot its turns.
+        queue: of the device's worker; it is nudged when slots change, and measures the share of other work.
+        fail, notify: answer a request with an error, send a robot its slots.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PromiseScheduler(Scheduler):
         for peer, reason in ended:
             self._notify(peer, ENDED, {"reason": reason})
         for peer, ahead in slots:
-            self._notify(peer, TURNS, SlotSchedule(self._plans, tuple(ahead)).to_wire())
+            self._notify(peer, SCHEDULE, SlotSchedule(self._plans, tuple(ahead)).to_wire())
         self._submit_unplanned()
         self._queue.nudge()
 
@@ -98,7 +98,7 @@ class PromiseScheduler(Scheduler):
         """Implement :class:`~..replica.service.Scheduler`.
 
         Raises:
-            ProtocolError: what it says of its turn cannot be.
+            ProtocolError: the report on its slot is malformed.
             Refused: as :class:`~..replica.service.FairScheduler`.
         """
         request = inference.request
@@ -108,7 +108,7 @@ class PromiseScheduler(Scheduler):
         self._others.schedule_inference(inference)
 
     def _hold_inference(self, inference: ServerInference, report: PromiseReport) -> bool:
-        """Let it wait for its batch; False: it has none, or none any more."""
+        """Hold an inference until its batch is due; False: it has no slot, or its batch has started."""
         key = (str(inference.request.peer.key), report.frame)
         with self.register.lock:
             planned = self.register.record_arrival(inference, report)

@@ -81,7 +81,7 @@ class ServerInference:
         return self._started_s
 
     def decode_inputs(self) -> Tuple[torch.Tensor, ...]:
-        """The inputs: its turn has come.
+        """Decode the inputs when the computation begins.
 
         Raises:
             Refused: the robot does not wait any more.

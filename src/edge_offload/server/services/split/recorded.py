@@ -1,8 +1,8 @@
-"""Inferences that a robot's virtual device recorded: read off the wire, vetted, and given their constants.
+"""Reads inferences recorded by a robot's virtual device, validates them, and adds their constants.
 
-Nothing that comes is executed but operators of the registry of locality and a few more, all of them pure and public.
-Each is first called on tensors without data (torch's fake tensors), and must make what the sequence says that it
-makes: arguments that do not fit, and sizes that were not announced, are refused before anything is computed.
+Only operators of the locality registry and a few more are executed, all of them pure and public. Each one is first
+called on tensors without data (torch's fake tensors), and its results are compared with the declared ones. So invalid
+arguments and undeclared sizes are refused before anything is computed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
 MAX_VALUE_BYTES = 1 << 30
 
-#: Operators that a robot may send beside those that have a footprint; each is computed on one side as a whole. None may
-#: leave a part of its result as it finds it: that is the memory of the server, with what other robots sent.
+#: Operators that a robot may send beside those with a footprint; each is computed on one side as a whole. None may
+#: leave part of its result uninitialised: that would be memory of the server, with data of other robots.
 ALSO_ACCEPTED = frozenset(
     f"aten.{name}"
     for name in """
@@ -43,8 +43,8 @@ ALSO_ACCEPTED = frozenset(
     """.split()  # noqa: SIM905 - a table reads better than a list of literals
 )
 
-#: Arguments that say by number how an operator works, and how many numbers mean something. torch does not check all of
-#: them on tensors without data; a kernel that knows none for the number returns the memory of its result as it was.
+#: Mode arguments of operators that are numbers, and how many values are valid. torch does not check all of them on
+#: tensors without data; for an invalid value a kernel leaves its result uninitialised.
 MODE_COUNTS = {
     f"aten.{name}": {"interpolation_mode": 3, "padding_mode": 3}
     for name in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
@@ -65,24 +65,24 @@ def distinct_constants(sequence: OperatorSequence) -> Dict[str, Value]:
 
 
 def add_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> TracedProgram:
-    """The sequence with its constants, which are the blobs ``names`` in a row.
+    """Return the sequence with its constants, which are the blobs ``names`` one after the other.
 
     Raises:
-        Refused: a piece is not here (any more).
-        ProtocolError: they are not what the sequence names.
+        Refused: a blob is not in the store (any more).
+        ProtocolError: the constants differ from those that the sequence names.
     """
     expected = distinct_constants(sequence)
     total = count_constant_bytes(sequence)
     data = bytearray(total)
     filled = 0
     for name in check_names(names, total // MAX_BLOB_BYTES + 1):
-        piece = store.get_blob(name)
-        if piece is None:
+        blob = store.get_blob(name)
+        if blob is None:
             raise Refused("a piece of the constants is not here any more", remedy="send it again")
-        if filled + len(piece) > total:
+        if filled + len(blob) > total:
             raise ProtocolError("the constants have more bytes than the sequence says")
-        data[filled : filled + len(piece)] = piece
-        filled += len(piece)
+        data[filled : filled + len(blob)] = blob
+        filled += len(blob)
     if filled != total:
         raise ProtocolError("the constants have fewer bytes than the sequence says")
     constants: Dict[str, torch.Tensor] = {}
@@ -96,11 +96,11 @@ def add_constants(sequence: OperatorSequence, names: Any, store: BlobStore) -> T
 
 
 def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence:
-    """The sequence in ``data``, vetted.
+    """Decode the sequence in ``data`` and validate it.
 
     Raises:
-        ProtocolError: it is malformed, too large, or does not do what it says.
-        Unsupported: it contains an operator that this server does not run for robots in this way; named.
+        ProtocolError: it is malformed, too large, or its results differ from the declared ones.
+        Unsupported: it contains an operator that this server does not split for robots; the message names it.
     """
     sequence = wire.decode(data)
     if len(sequence) > MAX_OPERATORS or sequence.live_outs or sequence.rebinds or not sequence.is_functional:
@@ -108,7 +108,7 @@ def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence
     if not all(value.is_static for value in sequence.values.values()):
         raise ProtocolError("a sequence to be split has no sizes that depend on data")
     sizes = [value.nbytes for value in sequence.values.values()]
-    # all intermediate values together, though most are freed on the way
+    # the sum of all intermediate values, although most are freed early
     if max(sizes, default=0) > MAX_VALUE_BYTES or sum(sizes) > 8 << 30:
         raise Refused("the sequence has more or larger values than this server computes for a robot")
     if count_constant_bytes(sequence) > MAX_CONSTANT_BYTES:
@@ -126,7 +126,7 @@ def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence
 
 
 def _check_name(operator: Operator) -> None:
-    """Both lists hold public operators, and internal ones that tracing puts in their place (``_to_copy``)."""
+    """Require an accepted operator: a public one, or an internal one that tracing replaces it by (``_to_copy``)."""
     namespace, name, _ = operator.name.split(".")
     accepted = find_rule(operator) is not None or operator.base_name in ALSO_ACCEPTED
     if namespace not in NAMESPACES or name in REFUSED or not accepted:
@@ -144,7 +144,7 @@ def _check_numbers(operator: Operator) -> None:
 
 
 def _check_modes(operator: Operator) -> None:
-    """Require a mode that the operator has code for."""
+    """Require valid mode arguments."""
     given = bind_arguments(operator)
     for name, count in MODE_COUNTS.get(operator.base_name, {}).items():
         mode = given.get(name)
@@ -168,11 +168,11 @@ def _check_results(sequence: OperatorSequence) -> None:
                 results = make_kernel(operator)(values.__getitem__)
         except EdgeOffloadError:
             raise
-        except Exception as error:  # torch says in many ways that arguments do not fit
+        except Exception as error:  # torch raises many kinds of errors for invalid arguments
             text = str(error).strip().splitlines()[:1]
             raise ProtocolError(f"operator {index} ({operator.name}) cannot be called so: {text}") from error
         for output, result in zip(operator.outputs, results):
-            if output is None:  # a result that nobody uses; fused attention makes it on tensors without data alone
+            if output is None:  # an unused result; fused attention has it only on tensors without data
                 if result is not None and result.numel() * result.element_size() > MAX_VALUE_BYTES:
                     raise Refused("the sequence has more or larger values than this server computes for a robot")
                 continue

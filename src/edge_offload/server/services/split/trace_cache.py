@@ -1,9 +1,9 @@
-"""Traces and profiles of the models that a server splits, on its disk: a restarted server need not trace anew.
+"""Cache of traces and profiles of split models on disk, so that a restarted server does not trace them again.
 
-A file per sequence: its msgpack form, this machine's profile, and those constants that are no weights of the model.
-Nothing in it is executed. A robot that comes back names the hash of its own trace; what is read here must have that
-hash, constants are found by their digests among the weights that were just loaded, and a profile counts only for the
-machine and the settings that it was measured with. Whatever does not fit is traced and measured again.
+A file per sequence has its msgpack form, this machine's profile, and constants that are no weights of the model.
+Nothing in it is executed. A robot names the hash of its own trace, and a cached trace must have that hash. Constants
+are matched by their digests with the loaded weights. A profile is valid only for its machine and settings. Models
+without a valid trace or profile are traced and measured again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.traces import MAX_EXTRA_BYTES, BoundTrace, WrittenTrace
 
 MAX_FILE_BYTES = MAX_EXTRA_BYTES + (128 << 20)
+#: Age (seconds) from which on a profile is measured again.
 PROFILE_S = 24 * 3600.0
-"""A profile that is older is measured again."""
 
-#: How files end: a trace with its profile, and which one a model has.
+#: Suffixes of files: a trace with its profile; the hash of a model's trace.
 SPLIT, MODEL = ".split", ".model"
 _FORMAT = 1
 _HASH = re.compile(r"[0-9a-f]{32}")
@@ -45,7 +45,7 @@ class CachedTrace:
 
     Attributes:
         trace: with its constants.
-        profile: of this machine, or of what it was then: its fingerprint says so. None if it is too old.
+        profile: with the fingerprint of the machine that it was measured on; None: it is too old.
     """
 
     trace: BoundTrace
@@ -53,17 +53,17 @@ class CachedTrace:
 
 
 class TraceCache:
-    """Files in a directory that only this user can write. A disk that cannot be written costs time, never a result.
+    """Cache files in a directory that only this user can write. A write error costs time, never a result.
 
     Args:
-        directory: where they are; made when first needed.
+        directory: folder of the files, created on first use.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
 
     def load_profile(self, sequence: str) -> Optional[Profile]:
-        """Return the profile of the sequence of that hash, by itself; None if there is none that can be used."""
+        """Return the profile of the sequence of that hash, without the trace; None: there is no valid one."""
         document = self._read_document(sequence)
         try:
             return None if document is None else _parse_profile(document, sequence)
@@ -96,9 +96,9 @@ class TraceCache:
     def save_trace(
         self, program: TracedProgram, profile: Profile, module: Optional[nn.Module], model: Optional[str] = None
     ) -> None:
-        """Write down what was traced from ``module`` and measured; without one the profile alone.
+        """Save a trace of ``module`` and its profile; without a module only the profile.
 
-        ``model``: the key under which :meth:`find_hash` is to find it.
+        ``model``: key of the model for :meth:`find_hash`.
         """
         written = WrittenTrace(b"", [], []) if module is None else traces.write_trace(program, module)
         if written is None:
@@ -149,7 +149,7 @@ class TraceCache:
         for path in self.directory.glob(f"*{kind}"):
             with contextlib.suppress(FileNotFoundError):
                 files.append((path.stat().st_mtime, path))
-        # the one that was written longest ago makes room
+        # the oldest files are evicted
         for _, path in sorted(files)[: max(0, len(files) - 31)]:
             path.unlink(missing_ok=True)
 
