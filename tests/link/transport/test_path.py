@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from edge_offload.link.sockets.descriptors import Arrivals, Connection, Counters
+from edge_offload.link.sockets.descriptors import ArrivalWatch, Connection, Counters
 from edge_offload.link.transport.client import LinkState, Timings
 from edge_offload.link.transport.path import Probes, Suspicion, Verdict
 from edge_offload.link.transport.redial import Redial
@@ -244,7 +244,7 @@ def test_arrivals_wake_whoever_watches_though_the_owner_reads_them_at_once():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with socket.create_connection(listener.getsockname()) as far, listener.accept()[0] as owner:
-            arrivals, poll = Arrivals(), select.poll()
+            arrivals, poll = ArrivalWatch(), select.poll()
             arrivals.watch_connection(owner.fileno())
             arrivals.wake_at_data(poll, True)
             assert not poll.poll(20)

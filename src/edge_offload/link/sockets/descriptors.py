@@ -266,7 +266,7 @@ class Connection:
         return None
 
 
-class Arrivals:
+class ArrivalWatch:
     """Data that arrive on a connection, by the kernel's counts; its owner reads them. Used by one thread.
 
     Attributes:

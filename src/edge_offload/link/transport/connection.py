@@ -21,7 +21,7 @@ from edge_offload.link.estimate.clock import PeerClock
 from edge_offload.link.estimate.scheduling import Waits
 from edge_offload.link.security.keys import trust_command
 from edge_offload.link.sockets import descriptors
-from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, Arrivals, Deliveries
+from edge_offload.link.sockets.descriptors import ARRIVAL_SAMPLE_S, UPLOAD_SAMPLE_S, ArrivalWatch, Deliveries
 from edge_offload.link.sockets.sparingly import Sparingly
 from edge_offload.link.transport import messages
 from edge_offload.link.transport.messages import Limits, Message, VersionMismatch
@@ -167,7 +167,7 @@ class Dialled:
         self.ready = False
         self.welcome: Dict[str, Any] = {}
         self.terms = Terms()
-        self.clock, self.arrivals = PeerClock(), Arrivals()
+        self.clock, self.arrivals = PeerClock(), ArrivalWatch()
         self._started_s = time.monotonic()
         self.pulse = Heartbeat(timings, self._started_s)
         self._epoch, self._timings, self._limits, self._far = epoch, timings, limits, far
