@@ -98,7 +98,7 @@ static void seek(lane *l, double t) {
     }
 }
 
-/* When `size` charged bytes that begin at `t`, not before the present step, are through; how many are by `until`. */
+/* Time at which `size` charged bytes from `t` on (not before the present step) are through; bytes through by `until`. */
 static double serve(const lane *l, double t, double size, double until, double *done) {
     int i = l->step, still = 0;
     double began = l->step_began, served = 0;
@@ -432,7 +432,7 @@ static void replace(unsigned char *at, int bytes, uint32_t after, unsigned char 
     if (inner) mend(inner, before, after);
 }
 
-/* What the robot sends to `far` gets to the server from the robot's other name, and back. 0: it belongs nowhere. */
+/* Translates packets to `far` into ones from the robot's other address to the server, and back. 0: neither. */
 int link_rename(const emulated_link *k, int direction, unsigned char *data, int size) {
     const translation *m = &k->map;
     uint32_t source, target;

@@ -18,7 +18,7 @@ inline c10::Storage host_memory(int64_t bytes) {
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes, &arena(), true);
 }
 
-// Has the handler compute a storage whose value was not needed so far.
+// Requests a storage's value from the handler, which has not needed it so far.
 inline void bring(Context* context) {
   py::gil_scoped_acquire gil;
   Busy busy;

@@ -172,7 +172,7 @@ class Node {
   // and results by place, and how many bytes and storages the session may hold more.
   // Returns (numbers of new storages, their bytes, saved: (buffer, bytes before it was written) ..., results by call, results of
   // the last call or None, what was read or None, None or (call, what was raised)). If the node does not fit the call is -1.
-  // What ran before an error has taken effect.
+  // Calls before an error have taken effect.
   py::tuple run(const py::dict& buffers, int64_t base, const std::vector<int64_t>& live, const std::vector<int64_t>& values,
                 const std::vector<Tensor>& uploads, bool save, int64_t room, int64_t most, int64_t readable, const py::object& note,
                 const py::object& session) {

@@ -11,7 +11,7 @@ constexpr size_t kLongFront = 400;  // points after which a front is thinned whi
 using Rows = std::pair<int, int>;                 // of an open skip: on robot, on server
 using Held = std::map<Rows, std::vector<Front>>;  // -> [a][b]
 
-// What distinguishes states between the transfers of a step and its compute.
+// State between the transfers of a step and its compute: all that distinguishes one from another.
 struct Key {
   int robot, server;  // rows of the skip
   int computed;       // rows of the side operator that the server has made
@@ -64,7 +64,7 @@ class Forward {
   }
 
  private:
-  // Whether nothing that has just A and B rows of the argument now is done before the target.
+  // Returns true if no state with exactly A and B rows of the argument is done before the target.
   bool hopeless(int A, int B, const Point& p) const {
     return f_.hopeless(w_, A, B, p) || (tails_ && tails_->late_before(w_, A, B, p));
   }
@@ -107,7 +107,7 @@ class Forward {
     }
   }
 
-  // When rows of the skip's source that the robot lacks are there: no server is done with it before.
+  // Earliest arrival of the skip's source rows that the robot lacks: no server is done with it before.
   double skip_at_robot(int lacking) const { return first_server_ + f_.latency + f_.message + lacking * s_.source_down; }
 
   // Rows of a class, rounded up.
@@ -157,7 +157,7 @@ class Forward {
     }
   }
 
-  // What the sides send each other to have so many rows: those that are lacking, and more as long as they are there
+  // Rows that the sides send each other to have so many: the missing ones, and more while they are there
   // before the rest of the run would have been computed for them. `wanted` are those that this operator reads.
   template <class Note>
   void exchange(int a, int b, const Rows& had, const Rows& wanted, const Point& p, const Note& note) const {
@@ -304,7 +304,7 @@ class Forward {
   Held after_;
 };
 
-// When the server is first done with what comes before a step, which a skip begins at.
+// Earliest end of the server's work before a step at which a skip begins.
 double first_at_server(const Held& held, int m) {
   double first = kNever;
   for (const auto& slice : held)

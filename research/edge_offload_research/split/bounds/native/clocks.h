@@ -44,7 +44,7 @@ struct Step {
   const int* early_least;        // rows of the argument that rows of these need
   const double *early_robot, *early_server;
 
-  // Whether robot and server may make so many rows of the result. A result of one row is made by one of them.
+  // Returns true if robot and server may make so many rows of the result. A result of one row is made by one of them.
   bool allowed(int x, int y) const { return x + y >= needed && (length > 1 || x + y <= 1); }
 };
 
@@ -115,7 +115,7 @@ struct Search {
     return best;
   }
 
-  // What must follow the last step: rows of the result that the robot did not make are sent to it.
+  // Least time after the last step: rows of the result that the robot did not make are sent to it.
   void look_behind_the_last(double result_down) {
     const Step& s = steps[count - 1];
     const int n = s.length + 1;
@@ -129,7 +129,7 @@ struct Search {
                 a >= s.length ? 0.0 : (1 - share[i]) * (latency + message + (s.length - a) * result_down);
   }
 
-  // What must follow step w - 1, from what must follow step w.
+  // Least time after step w - 1, from the least time after step w.
   void look_behind(int w) {
     const Step& s = steps[w];
     const int n = s.length + 1, m = s.argument + 1;
@@ -181,7 +181,7 @@ struct Search {
     }
   }
 
-  // Whoever has more rows has fewer, too; and rows that were not looked at take the value of the next ones.
+  // A side with more rows has fewer, too. Rows that were not examined take the value of the next ones.
   void fill_between(int m, int q, std::vector<double>& out) const {
     for (int i = 0; i < shares; i++) {
       for (int a = 0; a < m; a++) {
@@ -208,7 +208,7 @@ struct Search {
     for (int w = 0; w < count; w++) look_at(w);
   }
 
-  // What must follow where a step begins: just so many rows are wanted of its argument.
+  // Least time from the beginning of a step, of whose argument exactly so many rows are wanted.
   void look_at(int w) {
     const Step& s = steps[w];
     const int n = s.length + 1, m = s.argument + 1;
@@ -232,7 +232,7 @@ struct Search {
     return best;
   }
 
-  // Whether no plan that has just A and B rows of the argument when step w begins is done before the target.
+  // Returns true if no plan with exactly A and B rows of the argument at the beginning of step w meets the target.
   bool hopeless(int w, int A, int B, const Point& p) const {
     const double* least = &before[w][(A * (steps[w].argument + 1) + B) * shares];
     if (p.robot >= target || p.server >= target) return true;

@@ -1,4 +1,4 @@
-// What must follow each state where no skip is followed: fronts of tails, backward from the result.
+// Fronts of tails: least times after each state outside of skips, backward from the result.
 //
 // A tail is three times: how long before the end robot, server and uplink must be free at the latest. A state that none
 // of its tails ends before the target leads nowhere. Only tails are kept that some state of the plain search, which
@@ -32,7 +32,7 @@ class Tails {
     }
   }
 
-  // Whether no tail behind step w ends this state, which has made a and b rows, before the target.
+  // Returns true if no tail behind step w ends this state of a and b rows before the target.
   bool late_after(int w, int a, int b, const Point& p) const {
     return late(after_[w][a * (f_.steps[w].length + 1) + b], p);
   }
