@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_torch_to_compute(stand_in, monkeypatch):
     executor.run_module([torch.arange(6.0)])
     assert executor.engine_ready(60)
     assert executor.run_module([torch.arange(6.0)]).engine == "eager"
-    assert "cannot be kept" in executor.engine_state()[0]
+    assert "cannot be stored" in executor.engine_state()[0]
 
 
 def test_a_folder_that_is_a_link_is_refused(cache, tmp_path):
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_no_partial_file(cache):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(Unsupported, match="its engine cannot be kept"):
+        with pytest.raises(Unsupported, match="its engine cannot be stored"):
             EngineCache().get_or_build(KEY, lambda: EngineEntry(bytes(5000), "digest"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
