@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from edge_offload.errors import BadInput, DeviceLost, LinkLost, OutOfMemory, ProtocolError, Unsupported
-from edge_offload.execute import devices, heap
+from edge_offload.execute import devices, fallback, heap
 from edge_offload.execute import fingerprint as fingerprints
 from edge_offload.execute import module as execute_module
 from edge_offload.execute.devices import gpu_failures
+from edge_offload.execute.fallback import PAUSE_S, CpuFallback
 from edge_offload.execute.fingerprint import fingerprint_of, list_differences, two_torches
-from edge_offload.execute.module import PAUSE_S, CpuFallback, ModuleExecutor
+from edge_offload.execute.module import ModuleExecutor
 from edge_offload.execute.session import worker
 from edge_offload.execute.tensors import TensorSpec, check_descriptors, pack_tensors, unpack_tensors
 from edge_offload.execute.threads import parse_cores, pin
@@ -193,7 +194,8 @@ class FullGpu(ModuleExecutor):
 
 def test_a_failure_after_a_success_of_the_gpu_costs_the_first_pause_again(monkeypatch):
     executor = FullGpu(good_attempt=4)
-    monkeypatch.setattr(execute_module, "time", executor)
+    for module in (execute_module, fallback):
+        monkeypatch.setattr(module, "time", executor)
     for _ in range(20):
         executor.run_module([torch.ones(1)])
     assert executor.attempts_s == [0.0, 2.0, 6.0, 14.0, 15.0, 17.0]

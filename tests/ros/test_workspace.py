@@ -69,5 +69,5 @@ def test_the_build_finds_the_active_venv_and_nodes_of_the_install_space_run_unde
     assert done.returncode == 0, done.stdout + done.stderr
     python, *help_text, package = done.stdout.splitlines()
     assert python == f"{sys.prefix}/bin/python3", "hooks name the venv that was active"
-    assert any(line.startswith("kapao_node: finds and tracks people") for line in help_text)
+    assert any(line.startswith("kapao_node: detects and tracks people") for line in help_text)
     assert package.startswith(str(workspace / "install")), "its own copy, not that of the checkout"

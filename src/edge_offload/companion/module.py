@@ -12,7 +12,8 @@ from torch import nn
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.errors import EdgeOffloadError, LinkLost, Refused
 from edge_offload.execute.engines.base import EAGER
-from edge_offload.execute.module import MOST_PAUSE_S, PAUSE_S, Execution, ModuleExecutor, canonical_input
+from edge_offload.execute.fallback import MOST_PAUSE_S, PAUSE_S
+from edge_offload.execute.module import Execution, ModuleExecutor, canonical_input
 from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import (
@@ -25,7 +24,7 @@ from typing import (
 import torch
 from torch import nn
 
-from edge_offload.errors import DeviceLost, EdgeOffloadError, OutOfMemory, Unsupported
+from edge_offload.errors import DeviceLost, OutOfMemory, Unsupported
 from edge_offload.execute.devices import fix_kernel_choice, gpu_failures
 from edge_offload.execute.engines.base import (
     AUTO,
@@ -40,6 +39,7 @@ from edge_offload.execute.engines.base import (
     engine_facts,
     fingerprint_entry,
 )
+from edge_offload.execute.fallback import CpuFallback
 from edge_offload.execute.fingerprint import fingerprint_of
 from edge_offload.memory import flat_bytes
 
@@ -54,9 +54,6 @@ _NUMPY_DTYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
      torch.float64)
 )  # fmt: skip
-
-#: Seconds before a GPU whose memory ran out is used again: the first pause, which doubles every time, and the longest.
-PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 
 #: What a module takes: a tensor, or a tuple or list of tensors, one for each parameter of its forward().
 Inputs = Union[torch.Tensor, Sequence[torch.Tensor]]
@@ -293,35 +290,6 @@ class ModuleExecutor:
             exact = table.pick_backend(FASTEST_EXACT, CPU) if self.device.type == CPU else None
             substitute = None if exact is None or backend is exact else Seat(network, run, exact, named=False)
             self._seat = Seat(network, run, backend, named=name != FASTEST_EXACT, substitute=substitute)
-
-
-class CpuFallback:
-    """Fallback from a GPU to the CPU: for a while after its memory ran out, for good after it was lost.
-
-    Args:
-        device: name of the GPU, such as ``cuda:0``.
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._reason = ""
-        self._pause_s = PAUSE_S
-        self._until_s = 0.0
-
-    def stands_in(self, now_s: float) -> str:
-        """Return the reason of the fallback at ``now_s`` (monotonic seconds); empty: the GPU computes."""
-        return self._reason if now_s < self._until_s else ""
-
-    def note_failure(self, error: EdgeOffloadError, for_good: bool) -> str:
-        """Start the fallback after a failure of the GPU; return its reason."""
-        self._until_s = math.inf if for_good else time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S)
-        self._reason = f"computed on the CPU in place of {self._device}: {error}"
-        return self._reason
-
-    def note_success(self) -> None:
-        """Start from the first pause again: the GPU has computed."""
-        self._pause_s = PAUSE_S
 
 
 #: Name, version and precision of a backend; cached, since installed packages stay as they are.
