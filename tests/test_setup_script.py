@@ -164,6 +164,37 @@ def test_an_older_python_is_refused_in_one_line_before_anything_is_built() -> No
     assert done.stderr == "edge_offload needs Python 3.8 or newer, and this is 3.6; JetPack 5 has it\n"
 
 
+def load_version_matrix() -> types.ModuleType:
+    loader = importlib.machinery.SourceFileLoader("version_matrix", str(ROOT / "scripts" / "version-matrix"))
+    matrix = types.ModuleType("version_matrix")
+    matrix.__file__ = loader.path
+    loader.exec_module(matrix)
+    return matrix
+
+
+def test_the_version_matrix_counts_tests_and_compares_programs_with_the_plain_cpu() -> None:
+    matrix = load_version_matrix()
+    assert (
+        matrix.count_tests(matrix.Done(0, "....\n7 passed, 2 skipped, 1 warning in 3.2s\n", ""))
+        == "7 passed, 2 skipped"
+    )
+    assert matrix.count_tests(matrix.Done(1, "F\n1 failed, 2 errors in 3s\n", "")) == "FAILED: 1 failed, 2 errors"
+    assert matrix.count_tests(matrix.Done(4, "", "no pytest")).startswith("FAILED: exit code 4: no pytest")
+    good = {"program": "plain/a", "plain_error": 0.0, "modes": {"lazy": {"verdict": "passed", "reason": ""}}}
+    assert matrix.judge_programs([good]) == "same bits of 1"
+    off = {**good, "plain_error": 1e-7}
+    refused = {**good, "modes": {"split": {"verdict": "refused", "reason": "no split"}}}
+    words = matrix.judge_programs([good, off, refused])
+    assert words == "FAILED: plain/a is 1e-07 from the plain CPU; plain/a split: refused no split"
+
+
+def test_the_version_matrix_runs_tests_on_this_system_alone(tmp_path: pathlib.Path) -> None:
+    command = [str(ROOT / "scripts" / "version-matrix"), "--folder", str(tmp_path), "--tests", "--root", "focal"]
+    done = subprocess.run([*command, "3.99:2.4.1"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "leave --arch and --root out" in done.stderr
+
+
 DETAIL = "of programs (exec): local, lazy; of nodes and OffloadedModule: local, server, split (traced by make_fx)"
 WORKS = {"exec local": "same bits", "exec lazy": "same bits", "module server": "same bits", "module split": "same bits"}
 
@@ -179,10 +210,7 @@ WORKS = {"exec local": "same bits", "exec lazy": "same bits", "module server": "
     ],
 )  # fmt: skip
 def test_a_row_fails_unless_doctor_names_exactly_the_modes_that_work(more, level, message):
-    loader = importlib.machinery.SourceFileLoader("version_matrix", str(ROOT / "scripts" / "version-matrix"))
-    matrix = types.ModuleType("version_matrix")
-    matrix.__file__ = loader.path
-    loader.exec_module(matrix)
+    matrix = load_version_matrix()
     report = json.dumps({"findings": [{"level": level, "what": "modes", "detail": DETAIL, "remedy": ""}]})
     assert matrix.compare_doctor(matrix.Done(0, report, ""), {**WORKS, **more}).startswith(message)
     assert matrix.compare_doctor(matrix.Done(1, "", "no torch"), WORKS) == "FAILED: exit code 1: no torch"

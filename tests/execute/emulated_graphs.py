@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 
 class Recorded(TorchDispatchMode):
@@ -28,7 +28,7 @@ class Recorded(TorchDispatchMode):
         named = named or {}
         if operator._schema.name.split("::")[1] in self._refuse:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
-        tensors = [one for one in tree_leaves((arguments, named)) if isinstance(one, torch.Tensor)]
+        tensors = [one for one in tree_flatten((arguments, named))[0] if isinstance(one, torch.Tensor)]
         if operator._schema.is_mutable:
             for one in tensors:
                 storage = one.untyped_storage()
@@ -37,7 +37,7 @@ class Recorded(TorchDispatchMode):
         if operator._schema.name.startswith(("aten::empty", "aten::new_empty")):
             return results  # memory is given out at the capture
         operands = {one.untyped_storage()._cdata for one in tensors}
-        made = [one for one in tree_leaves(results) if isinstance(one, torch.Tensor)]
+        made = [one for one in tree_flatten(results)[0] if isinstance(one, torch.Tensor)]
         fresh = [one for one in made if one.untyped_storage()._cdata not in operands]
         self.calls.append((operator, arguments, named, fresh if len(fresh) == len(made) else []))
         return results
@@ -49,7 +49,7 @@ class EmulatedGraph:
 
     def replay(self) -> None:
         for operator, arguments, named, made in self._calls:
-            results = [one for one in tree_leaves(operator(*arguments, **named)) if isinstance(one, torch.Tensor)]
+            results = [one for one in tree_flatten(operator(*arguments, **named))[0] if isinstance(one, torch.Tensor)]
             for place, result in zip(made, results):
                 place.copy_(result)
 

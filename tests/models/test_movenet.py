@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from edge_offload.cache import tensors_hash
 from edge_offload.errors import BadInput
+from edge_offload.ir.build import can_export
 from edge_offload.models.movenet import weights
 from edge_offload.models.movenet.network import HEADS, INPUT_SCALE, MoveNet
 from edge_offload.models.movenet.readout import MoveNetReadout
@@ -106,6 +107,7 @@ def test_maps_have_stride_4_of_an_image_scaled_to_minus_one_to_one():
     assert seen[0][0, :, 0, 0].tolist() == pytest.approx([-1, 127 * INPUT_SCALE - 1, 1], abs=1e-4)
 
 
+@pytest.mark.skipif(not can_export(), reason="this torch decomposes what it exports, and rounds otherwise")
 def test_the_entire_module_can_be_exported():
     from edge_offload.models.base import PeopleModule
 

@@ -159,6 +159,7 @@ def test_every_launch_file_of_a_robot_reports_progress_by_default(name):
 def test_several_networks_are_distinguished_in_one_line():
     from types import SimpleNamespace
 
+    pytest.importorskip("rosgraph", reason="no ROS here")
     from edge_offload.nodes.monitor.terminal_watch import Counts
 
     counts = Counts(100.0)

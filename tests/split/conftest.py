@@ -1,4 +1,4 @@
-"""Shared by the split tests: one thread (bits and speed), fixed seeds, no fused attention path."""
+"""Shared by the split tests: one thread (bits and speed), fixed seeds, no fused attention where it has a switch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Iterator
 import pytest
 import torch
 
+#: torch 2.1 and older have no switch.
+set_fast_path = getattr(getattr(torch.backends, "mha", None), "set_fastpath_enabled", lambda on: None)
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    threads, fast_path = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)
+    set_fast_path(False)
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
-    torch.backends.mha.set_fastpath_enabled(fast_path)
+    set_fast_path(True)

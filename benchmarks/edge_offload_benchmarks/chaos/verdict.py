@@ -212,7 +212,8 @@ def merge_verdicts(scenario: str, verdicts: Mapping[str, Verdict]) -> Verdict:
             many = sum(one["frames"] for one in figures_of_each)
             figures[name] = sum(one[name] * one["frames"] for one in figures_of_each) / max(1, many)
         elif name == "origins":
-            figures[name] = dict(sum((Counter(one) for one in values), Counter[str]()))
+            origins: Counter[str] = sum((Counter(one) for one in values), Counter())
+            figures[name] = dict(origins)
         elif isinstance(value, (int, float)):
             figures[name] = None if None in values else max(values)
     return Verdict(scenario, figures, failures)

@@ -41,7 +41,7 @@ from edge_offload.errors import BadInput, Unsupported
 from edge_offload.outputs import add_output, write_text
 from edge_offload_benchmarks.programs.catalogue import ENVIRONMENTS, MAIN
 
-MODES = ("local", "per_op", "lazy", "replay", "split")
+MODES = ("local", "per_op", "cached", "lazy", "replay", "split")
 OPERATORS = "edge_offload_benchmarks.programs.operators"
 LOOPBACK = "loopback"
 CLOSE = 1e-6

@@ -29,6 +29,8 @@ from edge_offload.older_torch import RELEASE
 
 _ATTENTION = "aten._native_multi_head_attention.default"
 """Gives no weights unless ``need_weights``; on tensors without data it gives some nevertheless."""
+_COPY, _CONSTANT_COPY = "aten.clone.default", "aten.lift_fresh_copy.default"
+"""The same; older releases refuse the latter on tensors without data, as which a server checks a sequence."""
 _PURE_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg")
 
 
@@ -244,7 +246,7 @@ class _Builder:
         shared = [self._aliased_argument(schema, bound, position, len(vals)) for position in range(len(vals))]
         outputs: List[Optional[int]] = []
         for position, item in enumerate(vals):
-            if item is None:
+            if item is None or type(item) is int:  # fused attention gives sizes, too
                 outputs.append(None)
                 continue
             if not isinstance(item, torch.Tensor):
@@ -257,7 +259,7 @@ class _Builder:
         self.outputs_of[node.name] = tuple(outputs)
         self.operators.append(
             Operator(
-                name,
+                _COPY if name == _CONSTANT_COPY else name,
                 tuple(self._convert_argument(arg, node) for arg in node.args),
                 tuple(sorted((key, self._convert_argument(arg, node)) for key, arg in node.kwargs.items())),
                 tuple(outputs),

@@ -111,11 +111,16 @@ def _refuse_value(number: int) -> Any:
 
 
 def flatten_outputs(result: Any) -> List[Any]:
-    """Flattens the result of an overload to a list of tensors and ``None``."""
+    """Flattens the result of an overload to a list of tensors, and ``None`` for what is none."""
     if result is None:
         return []
-    if isinstance(result, (tuple, list)):
-        return [
-            item for part in result for item in (flatten_outputs(part) if isinstance(part, (tuple, list)) else [part])
-        ]
-    return [result]
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    return [
+        item
+        for part in parts
+        for item in (
+            flatten_outputs(part)
+            if isinstance(part, (tuple, list))
+            else [part if isinstance(part, torch.Tensor) else None]
+        )
+    ]

@@ -51,7 +51,7 @@ def summarise_run(run: RunColumns) -> Dict[str, Any]:
         for kind, columns in run.results.items()
         if columns["origin"]
     }
-    origins = sum(origins_by_kind.values(), Counter[str]())
+    origins: Counter[str] = sum(origins_by_kind.values(), Counter())
     if origins["carried"] or origins["local"]:
         record["results_by_origin"] = dict(origins.most_common())
         if len(origins_by_kind) > 1:

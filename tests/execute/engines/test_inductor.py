@@ -42,6 +42,8 @@ class Stubborn:
 @pytest.fixture
 def stubborn(monkeypatch: pytest.MonkeyPatch) -> Stubborn:
     made = Stubborn()
+    # torch 2.1 starts compilers when it is imported
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", made)
     monkeypatch.setattr(inductor, "compiler", lambda: ["c++"])
     return made

@@ -175,6 +175,7 @@ def test_gpus_without_mps_are_not_divided():
 
 @pytest.mark.unit
 def test_state_of_a_machine_is_read_from_ray(monkeypatch):
+    monkeypatch.setattr(cluster, "list_versions", lambda: {"ray": "2.60.0"})
     resources = {f"{cluster.RESOURCE}L4": 2.0}
     labels = {"device": "cuda-NVIDIA-L4", "shares": "0", **cluster.list_versions()}
     nodes = [{"NodeID": "a", "Alive": True, "Resources": resources, "Labels": labels}]

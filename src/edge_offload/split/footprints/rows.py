@@ -161,7 +161,11 @@ def layer_norm_rule(site: Site) -> Optional[Local]:
     return _local_rows(site, "input", axis)
 
 
-@register_rule("aten.scaled_dot_product_attention", "aten._scaled_dot_product_flash_attention_for_cpu")
+@register_rule(
+    "aten.scaled_dot_product_attention",
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+)
 def attention_rule(site: Site) -> Optional[Local]:
     """Split the queries, with keys and values whole; or a batch or head axis of all three."""
     query, key, value = (site.number_of(name) for name in ("query", "key", "value"))

@@ -125,7 +125,7 @@ class _GraphWriter:
         if isinstance(returned, torch.Tensor):
             self._nodes[returned] = node
         for number, one in enumerate(returned if isinstance(returned, (list, tuple)) else ()):
-            if one is not None:
+            if isinstance(one, torch.Tensor):
                 self._nodes[one] = self.graph.call_function(operator.getitem, (node, number))
 
     def write_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -161,11 +161,12 @@ class _Recorder(TorchDispatchMode):
         call = write_call(func, args, kwargs)
         self._check_written(func, args, kwargs)
         returned = func(*args, **kwargs)
-        results = tree_flatten(returned)[0]
-        if not all(one is None or isinstance(one, torch.Tensor) for one in results):
+        # fused attention returns sizes, too
+        results = [one for one in tree_flatten(returned)[0] if one is not None and type(one) is not int]
+        if not all(isinstance(one, torch.Tensor) for one in results):
             raise Unsupported(f"it looks at values in Python ({call.name})")
         operands = tuple([address_of(one) for one in call.operands])
-        made = {address_of(one): one for one in results if one is not None and address_of(one) not in operands}
+        made = {address_of(one): one for one in results if address_of(one) not in operands}
         self._graph.write_call(func, args, kwargs, returned)
         if made or func._schema.is_mutable:
             self.calls.append(RecordedCall(call.name, call.key, call.numbers, operands, tuple(made)))
