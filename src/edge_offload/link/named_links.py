@@ -1,4 +1,4 @@
-"""The links that the emulator knows by name. Standard library only: launch files are checked with it."""
+"""Names of the emulator's links. Standard library only, because the check of launch files imports it."""
 
 from __future__ import annotations
 

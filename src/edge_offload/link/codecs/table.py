@@ -1,7 +1,7 @@
-"""The table of codecs, name -> (method, byte compressor); encoding with one of them, and decoding: stateless.
+"""Table of codecs, name -> (method, byte compressor), and stateless encoding and decoding by it.
 
-And the methods that do not look at the content: ``raw`` (the memory as it is) and ``shuffle`` (bytes of equal weight
-together, compressed).
+Two methods that ignore the content are defined here: ``raw`` (the memory as it is) and ``shuffle``. The latter puts
+the first bytes of all elements together, then the second ones, and compresses them.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ METHODS: Dict[str, Method] = {
 }  # fmt: skip
 
 CODECS: Dict[str, Tuple[Method, str]] = {
-    (f"{method.name}+{kind}" if kind else method.name): (method, kind)
+    (f"{method.name}+{entropy}" if entropy else method.name): (method, entropy)
     for method in METHODS.values()
-    for kind in method.entropies
+    for entropy in method.entropies
 }
 """Every codec: name -> (method, byte compressor). These names stand in descriptors, plans and configuration."""
 
 
 def codec_named(name: str) -> Tuple[Method, str]:
-    """The method and byte compressor of codec ``name``.
+    """Return the method and byte compressor of codec ``name``.
 
     Raises:
         BadInput: no such codec.
@@ -92,8 +92,8 @@ def encode_as(name: str, array: Array, options: Mapping[str, Any]) -> Encoded:
         BadInput: no such codec.
         NotApplicable: dtype, shape or content does not suit it.
     """
-    method, kind = codec_named(name)
-    params, parts = method.encode(array, kind, options)
+    method, entropy = codec_named(name)
+    params, parts = method.encode(array, entropy, options)
     descriptor: Dict[str, Any] = {"codec": name, "dtype": dtype_name(array.dtype), "shape": list(array.shape)}
     if params:
         descriptor["params"] = params
@@ -121,14 +121,14 @@ def decode(descriptor: Mapping[str, Any], buffers: Sequence[Any], max_bytes: int
     parts = check_buffers(buffers)
     if header.codec not in CODECS:
         raise ProtocolError(f"payload codec {header.codec[:32]!r} cannot be decoded without its stream, or is unknown")
-    method, kind = CODECS[header.codec]
+    method, entropy = CODECS[header.codec]
     if not method.suits(header.dtype, header.shape):
         raise ProtocolError(f"codec {header.codec} cannot have made {header.dtype.name} {list(header.shape)}")
     if descriptor.get("lossy", False) is method.lossless:
         raise ProtocolError(
             f"codec {header.codec} is {'lossless' if method.lossless else 'lossy'}, its header denies it"
         )
-    array = method.decode(header, kind, parts)
+    array = method.decode(header, entropy, parts)
     if array.dtype != header.dtype or array.shape != header.shape:
         raise ProtocolError(f"codec {header.codec} made {array.dtype.name} {list(array.shape)} instead of its header")
     return array

@@ -1,4 +1,4 @@
-"""Which numeric addresses a host's name has, IPv4 first."""
+"""Numeric addresses of a host's name, IPv4 first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 
 
 def socket_addresses(host: str, port: int) -> List[Tuple[int, Tuple[Any, ...]]]:
-    """Address family and socket address of each address of ``host``: a name, or a number such as ``fe80::1%eth0``.
+    """Return family and socket address of each address of ``host``: a name, or a number such as ``fe80::1%eth0``.
 
     Raises:
         OSError: it has none; the message names it.
@@ -16,7 +16,7 @@ def socket_addresses(host: str, port: int) -> List[Tuple[int, Tuple[Any, ...]]]:
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        # a name may be no name at all, too long for DNS
+        # UnicodeError: a label of the name is empty or longer than DNS allows
         raise OSError(getattr(error, "errno", None), f"{host}: {getattr(error, 'strerror', None) or error}") from error
     addresses = [
         (int(family), address) for family, _, _, _, address in infos if family in (socket.AF_INET, socket.AF_INET6)
@@ -25,10 +25,10 @@ def socket_addresses(host: str, port: int) -> List[Tuple[int, Tuple[Any, ...]]]:
 
 
 def resolve_endpoints(host: str, port: int) -> List[str]:
-    """``tcp://number:port`` of each address of ``host``, for ZeroMQ.
+    """Return ``tcp://number:port`` of each address of ``host``, for ZeroMQ.
 
     Raises:
-        OSError: it has none.
+        OSError: it has none, or a link-local one does not name its interface.
     """
     endpoints = []
     for family, address in socket_addresses(host, port):
