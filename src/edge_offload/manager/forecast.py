@@ -1,10 +1,10 @@
-"""What the next frame would cost in each mode: latency with its uncertainty, energy, from the frames before it.
+"""Forecasts of the next frame's cost in each mode: latency with its uncertainty, and energy, from earlier frames.
 
-A remote mode's latency is taken apart. What the link decides (bytes over bandwidth, both ways) is predicted from the
-bandwidth *now*; waiting at the server fades, because a queue of ten seconds ago says little, into what the server's
-load makes one expect; the rest (coding, compute, overhead) is an average of the frames that ran in the mode. A mode
-with a plan per bandwidth is forecast by the plan that would be used now, corrected by what its plans were off so far.
-The errors that these predictions turned out to have give the uncertainty. Pure: time comes in as an argument.
+A remote mode's latency is a sum of three parts. The link's part (bytes over bandwidth, both ways) is predicted from the
+bandwidth *now*. The measured wait at the server fades into the wait that the server's load suggests, because an old
+queue says little. The rest (coding, compute, overhead) is a mean of the mode's frames. A mode with a plan per bandwidth
+is forecast by the plan for the bandwidth now, times the mean ratio of its frames to their plans.
+The errors of earlier forecasts give the uncertainty. Pure: time (monotonic seconds) is an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOCAL_PLAN = "its plan for this link leaves everything to the robot"
 #: Likewise, while another mode can run that leaves everything to the server for less.
 SERVER_PLAN = "its plan for this link leaves everything to the server: that is {mode}"
-#: Modes that run a whole inference on the server for one round trip, the one that is named first first.
+#: Modes that run a whole inference on the server for one round trip, the preferred one first.
 ONE_TRIP = (Mode.REPLAY, Mode.SERVER)
 
 
@@ -40,15 +40,15 @@ class Forecast:
     Attributes:
         mode: the mode.
         latency_s: expected, from the call to usable outputs; nan if it has never run.
-        error_s: one standard deviation of it.
+        error_s: one standard deviation of a single frame's latency.
         energy_j: expected energy of the robot over the frame; nan if it has never run.
         unavailable_reason: why the mode cannot run now, in words; empty when it can.
-        floor_s: what the link alone takes of the latency, which is known however old the rest is.
-        age_s: since the mode last ran; inf if it never has.
+        floor_s: the link's part of the latency, which is current however old the other parts are.
+        age_s: seconds since the mode last ran; inf if it never has.
         standard_error_s: one standard deviation of ``latency_s`` as a mean; it grows while the mode does not run.
-        covariance: of the logarithm of ``latency_s`` with that of other modes, itself included, as means; what is not
-            known of the link is left out. Empty: modes are independent.
-        bytes_up, bytes_down: what a frame puts on the link and takes from it.
+        covariance: by mode, of the logarithms of its mean latency and this one's; this mode is included. The link's
+            uncertainty is not. Empty: modes are independent.
+        bytes_up, bytes_down: mean bytes of a frame, robot to server and back.
     """
 
     mode: Mode
@@ -80,8 +80,8 @@ class _ModeHistory:
 
     Args:
         mode: the mode.
-        levels: of all modes: the seconds of a frame without the link and the wait at the server, by the mode; and the
-            ratio of a frame to its plan, by :attr:`plan_key`.
+        levels: estimates that all modes share. Under the mode: seconds of a frame without link and wait at the server.
+            Under :attr:`plan_key`: ratio of a frame's seconds to its plan's.
     """
 
     def __init__(self, mode: Mode, levels: Levels) -> None:
@@ -95,7 +95,7 @@ class _ModeHistory:
         self.late_s = 0.0
         self.late_since_s = -math.inf
         self.errors: Deque[float] = deque(maxlen=FRAMES)
-        self._deviation_s: Optional[float] = None  # of the errors; None: not computed since they changed
+        self._deviation_s: Optional[float] = None  # of the errors, without the rare ones; None: outdated
 
     def note(self, now: float, report: InferenceReport, reading: LinkReading, planned_s: float, busy_s: float) -> None:
         if not planned_s and self._is_start_up(report.round_trips):
@@ -115,21 +115,21 @@ class _ModeHistory:
         self.link_s += gain * (link_s - self.link_s)
         self.bytes_up += gain * (report.bytes_up - self.bytes_up)
         self.bytes_down += gain * (report.bytes_down - self.bytes_down)
-        follow = self.levels.start if self.frames == 1 else self.levels.observe
+        update_level = self.levels.start if self.frames == 1 else self.levels.observe
         if planned_s > 0:
-            follow(now, self.plan_key, report.total_s / planned_s, self.shares)
+            update_level(now, self.plan_key, report.total_s / planned_s, self.shares)
         else:
-            follow(now, self.mode, report.total_s - link_s - stages["queue"], self.shares)
+            update_level(now, self.mode, report.total_s - link_s - stages["queue"], self.shares)
         self.rest_s += gain * (report.total_s - link_s - stages["queue"] - self.rest_s)
         self.frames += 1
         self.updated_s = now
         if report.total_s < self.late_s:
             self.late_s = 0.0
-        elif self.late_s:  # it took even longer
+        elif self.late_s:  # even later than the late frame
             self.late_s, self.late_since_s = report.total_s, now
 
     def _is_start_up(self, round_trips: int) -> bool:
-        """Tell whether a frame had more round trips than one before it: among the first ones, it still records.
+        """Tell whether one of the first frames had more round trips than one before it, because its mode still records.
 
         A frame with fewer round trips shows that those before it were the start, and replaces them.
         """
@@ -141,12 +141,12 @@ class _ModeHistory:
         return round_trips > self.round_trips
 
     def late(self, now: float, waited_s: float) -> None:
-        """A frame waited so long in vain: had it been asked for anew, it would have taken its usual time, too."""
+        """Raise the latency: a frame waited in vain, and a retry would have taken the usual time on top."""
         usual_s = self.queue_s + self.link_s + self.rest_s
         self.late_s, self.late_since_s = max(self.late_s, waited_s + usual_s), now
 
     def transfer_s(self, reading: LinkReading) -> float:
-        """Time on the link, both ways, at the bandwidth of ``reading``."""
+        """Seconds on the link, both ways, at the bandwidth of ``reading``; the mean so far where that is unknown."""
         if reading.uplink <= 0 or not self.bytes_up:
             return self.link_s
         delay_s = 0.0 if math.isnan(reading.rtt_s) else reading.rtt_s
@@ -164,7 +164,7 @@ class _ModeHistory:
         since_s = max(0.0, now - self.late_since_s)
         measured = max(reading.age_s, reading.rtt_age_s) < since_s
         if measured or (math.isinf(reading.age_s) and math.isfinite(reading.rtt_s)):
-            # rate and round trip have been measured since, or the link is new: that is newer than the lateness
+            # the lateness is outdated: rate and round trip have been measured since, or the link is new
             return float(expected)
         return float(max(expected, self.late_s * 0.5 ** (since_s / RECENT_S)))
 
@@ -172,21 +172,21 @@ class _ModeHistory:
         deviation_s = FIRST_NOISE * expected
         if len(self.errors) >= ENOUGH:
             if self._deviation_s is None:
-                # without the worst few: one frame that met an outage says nothing of the next
+                # the rare worst ones are left out: one frame in an outage says nothing of the next
                 usual = sorted(map(abs, self.errors))[: -math.ceil(RARE * len(self.errors))]
                 self._deviation_s = math.sqrt(sum(map(operator.mul, usual, usual)) / len(usual))
             deviation_s = self._deviation_s
-        # a latency is no less than nothing: errors of another time are no reason to say so
+        # a latency cannot be negative, so that old errors count as at most all of it
         return min(math.hypot(deviation_s, self.link_standard_error_s(reading)), expected)
 
     def link_standard_error_s(self, reading: LinkReading) -> float:
-        """Standard deviation of what is expected because the link is not known better."""
+        """Standard deviation of the latency that the uncertain bandwidth causes, seconds."""
         if not TABLE[self.mode].needs_link or not math.isfinite(reading.uplink_error):
             return 0.0
         return self.transfer_s(reading) * min(1.0, reading.uplink_error)
 
     def level(self, latency_s: float, planned_s: float) -> Optional[Tuple[Hashable, float]]:
-        """Return the key of the mode's level, and by which share of a change of it the latency changes."""
+        """Return the key of the mode's level, and its share of the latency, 0 to 1; None: there is no level yet."""
         key = self.plan_key if planned_s > 0 else self.mode
         if key not in self.levels or latency_s <= 0:
             return None
@@ -194,13 +194,13 @@ class _ModeHistory:
 
 
 class Forecaster:
-    """Learns from reports, answers with a :class:`Forecast` per mode. One thread at a time.
+    """Learns from reports and makes a :class:`Forecast` per mode. One thread at a time.
 
     Args:
-        powers: the robot's power by state, for the energy; None: that is unknown, nan.
-        planned: what a planner expects of a mode on such a link; None for modes without a plan.
-        busy_s: what a request may expect to wait at the server because of others (seconds), now.
-        starting: modes whose first frame tells of their start only: they are known by the second one.
+        powers: the robot's power by state, for the energy; None: the energy is unknown, nan.
+        planned: returns what a planner expects of a mode on a link; None for modes without a plan.
+        busy_s: returns the expected wait at the server for requests of others, seconds, at a monotonic time.
+        starting: modes whose first frame measures only their start: their forecasts begin after the second.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Forecaster:
     ) -> None:
         self._powers, self._planned, self._busy_s, self._starting = powers, planned, busy_s, starting
         self._before: Optional[LinkReading] = None
-        # numpy: what only names policies (nodes/arguments.py) does without it
+        # imported here, because what only names policies (nodes/arguments.py) does without numpy
         from edge_offload.manager.levels import Levels
 
         self._levels = Levels()
@@ -220,7 +220,7 @@ class Forecaster:
         self._modes: Dict[Mode, _ModeHistory] = {}
 
     def learn_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
-        """A frame was finished. One that fell back teaches what local costs, not how long the fallback took."""
+        """Learn from a finished frame. One that fell back counts as a local frame, without its wait for the server."""
         on_robot = report.mode is Mode.LOCAL
         if TABLE[report.mode].needs_link and not report.round_trips:
             on_robot = True  # a plan that makes no use of the link
@@ -232,23 +232,23 @@ class Forecaster:
         self._note(now, report, reading)
 
     def raise_latency(self, now: float, mode: Mode, waited_s: float) -> None:
-        """A frame waited so long for ``mode`` and got nothing; nor would it have from what stands in for that."""
+        """Raise the latency of ``mode`` and of its stand-in: a frame waited ``waited_s`` for it in vain."""
         for each in (mode, BRIDGE) if mode is BRIDGED else (mode,):
             history = self._of(each)
             if history.frames:
                 history.late(now, waited_s)
 
     def learn_late_report(self, now: float, report: InferenceReport, reading: LinkReading) -> None:
-        """A remote result came after its frame was over: where its time went is known now."""
+        """Learn from the stages of a remote result that came after its frame was over."""
         self._note(now, report, reading)
 
     def overtaken(self, now: float, ran_s: float) -> None:
-        """A local computation had run for so long without an end when a remote result overtook it: it takes longer."""
+        """Raise the local latency: a remote result came first when the local computation had run for ``ran_s``."""
         if Mode.LOCAL in self._levels and ran_s > self._levels.mean(Mode.LOCAL):
             self._levels.observe(now, Mode.LOCAL, ran_s, shares=False)
 
     def disturb(self) -> None:
-        """Expect each mode to take another time from now on, since the machine does something else; from any thread."""
+        """Expect another latency of each mode from now on, because the machine's load changed; from any thread."""
         self._disturbed = True
 
     def frames(self, mode: Mode) -> int:
@@ -262,7 +262,7 @@ class Forecaster:
         return 0 if history is None else round(history.bytes_up)
 
     def forecast(self, now: float, mode: Mode, reading: LinkReading, unavailable_reason: str = "") -> Forecast:
-        """The next frame in ``mode``."""
+        """Forecast the next frame in ``mode``."""
         return self._forecast(now, mode, reading, unavailable_reason)[0]
 
     def _forecast(
@@ -272,7 +272,7 @@ class Forecaster:
         reading = self.assumed(reading).cautious
         expected = self._planned(mode, reading)
         if expected is not None and expected.local and mode is not Mode.LOCAL:
-            # mode local by another name: as such a policy chooses it, and watches for the link to become better
+            # equals mode local, which a policy chooses instead until a better link changes the plan
             local, level = self._forecast(now, Mode.LOCAL, reading, "")
             return replace(local, mode=mode, unavailable_reason=unavailable_reason or LOCAL_PLAN), level
         history = self._modes.get(mode)
@@ -301,7 +301,7 @@ class Forecaster:
     def forecasts(
         self, now: float, modes: Iterable[Mode], reading: LinkReading, obstacles: Mapping[Mode, str]
     ) -> Dict[Mode, Forecast]:
-        """The next frame in each of ``modes``; a plan that divides nothing is left to the mode that does the same."""
+        """Forecast the next frame in each mode; a plan that divides nothing yields to the mode that it equals."""
         if self._disturbed:
             self._disturbed = False
             self._levels.disturb()
@@ -327,7 +327,7 @@ class Forecaster:
         return forecasts
 
     def assumed(self, reading: LinkReading) -> LinkReading:
-        """Return ``reading``; on a connection that has carried nothing yet, the one before it, with doubt.
+        """Return ``reading``; on a connection without transfers yet, the rates before it, uncertain by :data:`CHANGE`.
 
         So all modes are compared on the same link.
         """

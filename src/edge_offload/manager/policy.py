@@ -1,4 +1,4 @@
-"""Policies: which mode the next frame runs in, from what it would cost in each, with a reason in words.
+"""Policies, which choose the mode of the next frame by its forecast cost in each, with a reason in words.
 
 A policy is a small class with a name and ``decide(Situation) -> Decision``; it holds no sockets, clocks or threads, so
 a bench can drive it through hours of a trace in seconds (:mod:`edge_offload_benchmarks.experiments.adaptive`).
@@ -19,11 +19,11 @@ from edge_offload.manager.forecast import Forecast
 from edge_offload.manager.tuning import NOTABLE, SURE
 from edge_offload.mode import AUTO, BRIDGE, TABLE, Mode, names
 
-#: What ``Decision.policy`` says of a mode that is held, by configuration or because somebody asked for it.
+#: ``Decision.policy`` of a mode that does not change: by configuration, or by a request to ``offload/set_mode``.
 FIXED, SERVICE = "fixed", "service"
 #: Preference among modes of which none is worse beyond doubt: the robot's bits at the least energy come first.
 ORDER = (Mode.REPLAY, Mode.SPLIT, Mode.SERVER, Mode.LOCAL)
-#: Modes that a policy chooses among unless it is told others. These two give the same bits and need no preparation;
+#: Modes that a policy chooses among by default. These two give the same bits and need no preparation;
 #: ``split`` has to be profiled and planned first, ``replay`` needs the virtual device, the rest are for comparison.
 CANDIDATES = (Mode.LOCAL, Mode.SERVER)
 
@@ -33,11 +33,11 @@ class Situation:
     """Inputs of a policy's decision.
 
     Attributes:
-        now_s: monotonic time.
+        now_s: monotonic time, seconds.
         forecasts: the next frame in every mode that exists here.
-        deadline_s: time that the frame has; None if it has no deadline.
+        deadline_s: seconds that the frame has; None if it has no deadline.
         load: of the server, 0 to 1; nan if unknown. What it makes a frame wait is in the forecasts already.
-        power_budget_w: mean power that the robot may draw while it computes a frame; inf if there is no bound.
+        power_budget_w: mean power (W) that the robot may draw while it computes a frame; inf if there is no bound.
         absent: modes that cannot run here at all, and for each what it lacks, in words.
         link: what the forecasts rest on.
         bandwidth: what ``offload/bandwidth`` last said, its age included; None: nothing yet, or it has gone silent.
@@ -78,7 +78,7 @@ def ratio_deviation(one: Forecast, other: Forecast, link: LinkReading) -> float:
 
 
 def _unknown_s(forecast: Forecast, link: LinkReading) -> float:
-    """Standard deviation of the time of a frame's bytes on the link."""
+    """Standard deviation of the time of a frame's bytes on the link, seconds."""
     if not TABLE[forecast.mode].needs_link or link.uplink <= 0 or not math.isfinite(link.uplink_error):
         return 0.0
     rate = link.cautious
@@ -123,7 +123,7 @@ class Policy(Protocol):
 
 @dataclass
 class FixedPolicy:
-    """Always the same mode; the runtime falls back to local by itself when it cannot run."""
+    """Policy of one mode; the runtime falls back to local by itself when that cannot run."""
 
     mode: Mode
     reason: str = "fixed by configuration"
@@ -159,8 +159,8 @@ class _Preference:
         """
         best = min(costs, key=lambda mode: costs[mode])
         for mode in costs:
-            stand_in = NOTABLE if best is BRIDGE and TABLE[mode].needs_link else 0.0
-            excess = 0.0 if mode is best else math.log(costs[mode] / costs[best]) - math.log1p(margin + stand_in)
+            bridge_margin = NOTABLE if best is BRIDGE and TABLE[mode].needs_link else 0.0
+            excess = 0.0 if mode is best else math.log(costs[mode] / costs[best]) - math.log1p(margin + bridge_margin)
             if excess > 0 and excess > SURE * deviation(mode, best):
                 self.rejected.add(mode)
             elif excess <= 0:
@@ -188,39 +188,39 @@ class _Choosing(abc.ABC):
         self.knobs = knobs
 
     def decide(self, situation: Situation) -> Decision:
-        """See :class:`Policy`."""
-        able = {mode: forecast for mode, forecast in situation.forecasts.items() if not forecast.unavailable_reason}
-        if not able:
+        """Return the preferred mode; one that can run but never did is tried first."""
+        usable = {mode: forecast for mode, forecast in situation.forecasts.items() if not forecast.unavailable_reason}
+        if not usable:
             return Decision(Mode.LOCAL, "no other mode can run", self.name)
-        for mode, forecast in able.items():
+        for mode, forecast in usable.items():
             if not forecast.measured:
                 why = f"{mode} has not run yet and is tried"
                 return Decision(mode, self._describe(why, situation), self.name)
-        within = {
+        affordable = {
             mode: forecast
-            for mode, forecast in able.items()
+            for mode, forecast in usable.items()
             if forecast.energy_j <= situation.power_budget_w * forecast.latency_s
         }
-        costs, why = self._costs(within or able, situation)
-        # 0 where no watt is known to be drawn
+        costs, why = self._costs(affordable or usable, situation)
+        # a modelled energy may be 0 J, and the logarithm of costs is taken
         costs = {mode: max(cost, sys.float_info.epsilon) for mode, cost in costs.items()}
         best = min(costs, key=lambda mode: costs[mode])
 
         def deviation(one: Mode, other: Mode) -> float:
-            return ratio_deviation(able[one], able[other], situation.link)
+            return ratio_deviation(usable[one], usable[other], situation.link)
 
         mode = self._preference.choose(costs, self.knobs.margin, deviation)
         if mode is best:
             sentence = f"{mode} is expected to {why}"
         else:
             sentence = f"{mode} is preferred: {best} is not better by {self.knobs.margin:.0%} beyond doubt"
-        if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in able.values()):
+        if math.isfinite(situation.power_budget_w) and all(math.isnan(f.energy_j) for f in usable.values()):
             sentence += "; the power budget cannot be held, because nobody knows what this machine draws"
         return Decision(mode, self._describe(sentence, situation), self.name)
 
     @abc.abstractmethod
     def _costs(self, measured: Mapping[Mode, Forecast], situation: Situation) -> Tuple[Dict[Mode, float], str]:
-        """Return the cost of each mode that is worth considering, and what the least of them is expected to do."""
+        """Return the cost of each mode to consider, and what the cheapest is expected to do, for the reason."""
 
     def _in_time(self, measured: Mapping[Mode, Forecast], deadline_s: Optional[float]) -> Dict[Mode, Forecast]:
         if deadline_s is None:
@@ -297,7 +297,7 @@ class EnergyPolicy(_Choosing):
 def chooses(policy: str) -> bool:
     """Tell whether a policy of this name decides by forecasts, which a fixed mode does not.
 
-    The name is ``Decision.policy``, or what was asked for: one of :data:`POLICIES` or an own one.
+    The name is ``Decision.policy`` or a requested one: of :data:`POLICIES`, or ``package.module:Class``.
     """
     return policy not in (FIXED, SERVICE, *names())
 
@@ -347,7 +347,7 @@ class Manager:
 
     Args:
         policy: decides.
-        dry_run: the mode to keep whatever the policy says; the reason then says what it would have done.
+        dry_run: the mode that stays in force, whose reason names the choice of the policy; None: the policy decides.
     """
 
     policy: Policy
@@ -356,7 +356,7 @@ class Manager:
     switches: int = field(default=0, init=False)
 
     def decide(self, situation: Situation) -> Decision:
-        """The mode for the frame that starts now; remembers it as :attr:`decision`."""
+        """Return the mode for the frame that starts now, and store it as :attr:`decision`."""
         decision = self.policy.decide(situation)
         if self.dry_run is not None:
             sentence = f"dry run: {decision.policy} would choose {decision.mode}: {decision.reason}"

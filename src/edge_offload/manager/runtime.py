@@ -1,4 +1,4 @@
-"""The former place of :class:`edge_offload.runtime.module.OffloadedModule`; it goes with the next release."""
+"""Former place of :class:`edge_offload.runtime.module.OffloadedModule`, until the next release removes it."""
 
 import importlib
 import warnings
