@@ -20,10 +20,10 @@ from edge_offload_msgs.msg import Object, ObjectArray
 _SOURCES = {DEPTH: Object.DEPTH, LIDAR: Object.LIDAR, GROUND: Object.GROUND}
 
 _SHAPES = (("objects", Marker.CUBE), ("positions", Marker.SPHERE), ("labels", Marker.TEXT_VIEW_FACING))
-"""Namespaces of markers in RViz, and what is in them."""
+"""Namespaces of markers in RViz, and the shape of the markers in each."""
 
 _PLATE_M, _LETTER_M = 0.04, 0.25
-"""Thickness of a marker, whose depth is not known, and height of its text."""
+"""Thickness of a plate, since an object's depth is unknown, and height of letters; metres."""
 
 
 def objects_message(
@@ -34,15 +34,15 @@ def objects_message(
     labels: Sequence[str] = (),
     places: Sequence[Optional[Place]] = (),
 ) -> ObjectArray:
-    """The objects in one frame.
+    """Make the message of the objects in one frame.
 
     Args:
         header: of the frame.
         report: of its inference.
         size: width and height of the image, px.
         detections: the objects.
-        labels: one for each.
-        places: one for each.
+        labels: name of the class of each.
+        places: position and rectangle in space of each; None: unknown.
     """
     rows = zip(detections.classes.tolist(), labels, detections.scores.tolist(), detections.boxes.tolist(), places)
     return ObjectArray(
@@ -73,9 +73,9 @@ def _object_message(number: int, label: str, score: float, box: Sequence[float],
 def markers_message(
     header: Any, detections: Detections, labels: Sequence[str], places: Sequence[Optional[Place]]
 ) -> MarkerArray:
-    """A plate, a ball and a label for each object whose position is known; what was shown before is removed.
+    """Make a plate, a ball and a label for each object whose position is known; earlier markers are removed.
 
-    The plate is the box of the object at its distance, the ball its position; the label says what that comes from.
+    The plate is the box of the object at its distance, the ball its position. The label names the position's source.
     """
     markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
     for index, (number, label, place) in enumerate(zip(detections.classes.tolist(), labels, places)):

@@ -46,6 +46,7 @@ from edge_offload.perception.scene.scans import AUTO
 Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
 
 SILENCE_S = 3.0
+"""Seconds without a cloud, after which its topic counts as silent."""
 
 
 class LidarNode(Node):
@@ -142,32 +143,33 @@ class LidarNode(Node):
             self.fault("playback", error)
 
     def _publish_sweeps(self, sweeps: Iterable[Sweep]) -> int:
-        """Publish all sweeps; how many could be used."""
-        period, usable = 1.0 / self.params["rate"], 0
-        due = time.monotonic()
-        for turn in sweeps:
-            if turn.points is None:
+        """Publish all sweeps and return how many were usable."""
+        period_s, usable = 1.0 / self.params["rate"], 0
+        due_s = time.monotonic()
+        for sweep in sweeps:
+            if sweep.points is None:
                 self.health.count("bad scans")
-                self.health.warn("scan", turn.error)
-                rospy.logwarn_throttle(5.0, turn.error)
+                self.health.warn("scan", sweep.error)
+                rospy.logwarn_throttle(5.0, sweep.error)
                 continue
             usable += 1
-            # a synthetic sweep takes its time to make; what is late is not made up for
-            due = max(due + period, time.monotonic())
+            # a synthetic sweep may take longer than the period; the next one is not hurried
+            due_s = max(due_s + period_s, time.monotonic())
             stamp = self._clock.wait_for_time(self._stop)
             if stamp is None:
                 break
             header = Header(stamp=stamp, frame_id=frame_name(self.params["frame_id"]))
-            if turn.pose is not None and self._broadcaster is not None:
-                self._broadcaster.sendTransform(_transform_message(turn.pose, header.stamp, self.params))
-            self._publisher.publish(points_to_cloud(turn.points, header))
+            if sweep.pose is not None and self._broadcaster is not None:
+                self._broadcaster.sendTransform(_transform_message(sweep.pose, header.stamp, self.params))
+            self._publisher.publish(points_to_cloud(sweep.points, header))
             self.health.count("clouds")
-            if self._stop.wait(max(0.0, due - time.monotonic())):
+            if self._stop.wait(max(0.0, due_s - time.monotonic())):
                 break
         return usable
 
 
 def _transform_message(pose: Any, stamp: Any, params: Any) -> TransformStamped:
+    """Make the transform of a sensor at ``pose``: x, y, z (m) and yaw (rad) in the map."""
     x, y, z, yaw = pose
     header = Header(stamp=stamp, frame_id=frame_name(params["map_frame"]))
     message = TransformStamped(header=header, child_frame_id=frame_name(params["frame_id"]))

@@ -82,7 +82,7 @@ _FIRST_REASON = "no forecast yet"
 
 
 class _Deciding:
-    """The mode of one task: policy, what it last knew, what was last said. Without turns there is one, with no name."""
+    """State of one task: its newest situation and announced decision. Without turns there is one task, with no name."""
 
     def __init__(self, task: str, policy: Any) -> None:
         self.task = task
@@ -91,13 +91,13 @@ class _Deciding:
         self.manager = Manager(policy)
         self.situation: Optional[Situation] = None
         self.announced: Optional[Decision] = None
-        #: Forecasts in a row with which the robot was chosen, since the last turn.
+        #: Forecasts in a row for which the robot was chosen, since the last turn.
         self.local_frames = 0
 
     def should_explore(self, decision: Decision) -> bool:
         """Tell whether the task's frames go to the server, or one should, to explore.
 
-        A server that was slow a while ago would be avoided for ever by a policy that goes by what frames there took.
+        Only frames at a server show that it is fast again. Without them a policy would avoid it for ever.
         """
         if TABLE[decision.mode].needs_link:
             self.local_frames = 0
@@ -197,10 +197,10 @@ class OffloadManagerNode(Node):
             self._turns.refresh()
 
     def _deciding_for(self, task: str) -> _Deciding:
-        """Return what decides for a task; made at its first message.
+        """Return the state of a task, which its first message creates.
 
         Raises:
-            BadInput: there are too many, or it cannot be called so.
+            BadInput: there are too many tasks, or the name has other characters than letters, digits and _.
         """
         entry = self._tasks.get(task)
         if entry is None:
@@ -212,7 +212,7 @@ class OffloadManagerNode(Node):
             if isinstance(entry.manager.policy, FixedPolicy):
                 self._announce_decision(entry, entry.manager.decide(Situation(time.monotonic(), {})))
             else:
-                # until the first forecast comes: a mode that cannot run yet is answered locally anyway
+                # until the first forecast comes: while the server cannot run, the node falls back to local
                 self._announce_decision(entry, Decision(Mode.SERVER, _FIRST_REASON, entry.manager.policy.name))
         return entry
 
@@ -239,7 +239,7 @@ class OffloadManagerNode(Node):
             self.health.warn("weights", f"{error}; those of before hold")
 
     def _check_battery(self) -> str:
-        """Report a silent battery; there is none where its topic is neither published nor remapped."""
+        """Return why the battery is silent; empty where its topic is neither published nor remapped."""
         default = rospy.names.ns_join(rospy.get_namespace(), "battery")
         published = self._battery_news.has_arrived or self._batteries.get_num_connections() > 0
         return self._battery_news.explain_silence() if published or rospy.resolve_name("battery") != default else ""
@@ -270,7 +270,7 @@ class OffloadManagerNode(Node):
                 decision = deciding.manager.decide(deciding.situation)
                 self._announce_decision(deciding, decision)
             else:
-                decision = deciding.announced  # it asks for its first turn, and knows no more
+                decision = deciding.announced  # a request for the first turn, without forecasts
             forecast, explores = deciding.situation.forecasts.get(decision.mode), deciding.should_explore(decision)
         if message.task:
             node = message._connection_header["callerid"]
@@ -285,7 +285,7 @@ class OffloadManagerNode(Node):
                 self._tasks[task].local_frames = 0
 
     def _frame_budget(self) -> float:
-        """W that a frame may draw now; inf if there is no bound."""
+        """Return the mean W that a frame may draw now; inf if there is no bound."""
         now = time.monotonic()
         if now - self._temperature[1] >= 1.0:
             self._temperature = (hottest_celsius(), now)
@@ -313,14 +313,14 @@ class OffloadManagerNode(Node):
         requested = request.mode.strip().lower()
         try:
             if requested not in (*names(), *POLICIES):
-                # nothing is imported because somebody on the network says so
+                # package.module:Class is refused: a request from the network must not import code
                 remedy = f"use one of: {', '.join((*names(), *POLICIES))}"
                 raise BadInput(f"unknown mode or policy {requested!r}", remedy)
             policy = make_policy(requested)
         except BadInput as error:
             return SetModeResponse(False, str(error))
         with self._lock:
-            # without turns the one of all, else those that do something
+            # those of tasks with a name, which take turns; else the one without
             deciders = [one for one in self._tasks.values() if one.task] or list(self._tasks.values())
             if isinstance(policy, FixedPolicy):
                 for deciding in deciders:
@@ -346,7 +346,7 @@ class OffloadManagerNode(Node):
         return SetModeResponse(True, f"{requested} is in force; it was {before}{doubt}")
 
     def _write_down(self) -> None:
-        """Set the parameter ~mode, so that a manager that is started again goes on with what was asked for."""
+        """Set the parameters ~mode and ~asked, so that a restarted manager continues with the requested mode."""
         try:
             rospy.set_param("~asked", {"mode": self._request.name, "reason": self._request.reason})
             rospy.set_param("~mode", self._request.name)
@@ -373,14 +373,14 @@ class OffloadManagerNode(Node):
             self.health.error("manager", f"{sender} decides on the mode, too: there must be one manager only")
 
     def _on_latency(self, message: Any) -> None:
-        # with turns the nodes of several tasks tell what ran; without, there is one
+        # with turns the nodes of several tasks report what ran, and the message does not name the task
         announced = self._tasks[""].announced if len(self._tasks) == 1 else None
         self.health.value("mode that ran", message.mode)
         if announced is None or message.mode == announced.mode.value:
             self.health.clear("mode")
             return
         cause = message.fallback_reason or "the change has not reached the node yet"
-        # a policy looks for another mode by itself; one that was asked for and does not run is worth a warning
+        # a policy looks for another mode by itself; only a requested mode that does not run is worth a warning
         if not chooses(announced.policy) or (TABLE[announced.mode].needs_link and message.fallback_reason):
             self.health.warn("mode", f"{announced.mode} is in force, {message.mode} ran: {cause}")
 
