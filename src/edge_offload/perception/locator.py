@@ -27,13 +27,13 @@ _TORSO = (5, 6, 11, 12)  # shoulders, hips
 _ANKLES = (15, 16)
 
 _EXTENT_RANGE_M = (0.3, 2.0)
-"""Bounds on the extent in depth of one object's visible surface."""
+"""Bounds on the extent in depth of one object's visible surface, metres."""
 
 _LEAST_POINTS = 3
 """Least points of a cloud on a surface."""
 
 _ERRORS = {DEPTH: (0.01, 0.0025), LIDAR: (0.03, 0.0)}
-"""Error of a depth (one sigma): m, and 1/m with the square of the depth."""
+"""Error of a depth (one sigma) by source: a constant in m, and a factor of the squared depth in 1/m."""
 
 _SIDEWAYS = 0.15
 """Error of the middle of a region (one sigma), as a share of its width."""
@@ -93,9 +93,9 @@ class Locator:
         world: name of the frame that ``pose`` maps into.
         depth: float32 [h, w], metres, aligned with the image pixel by pixel, NaN: unknown; None: no depth image.
         cloud: float [n, 3], points of a LiDAR in the optical frame at the time of the image, metres; None: no LiDAR.
-        cloud_age_s: time between the cloud and the image.
+        cloud_age_s: seconds between the cloud and the image.
         keypoint_score: keypoints below this are ignored.
-        depth_range: nearest and furthest valid depth of a depth image, metres.
+        depth_range: nearest and furthest valid depth of a depth image, metres; the first also bounds the cloud.
         max_range: furthest point of a LiDAR or on the ground, metres.
         tilt_error: error of the camera's tilt, radians (one sigma).
 
@@ -136,7 +136,7 @@ class Locator:
         Args:
             boxes: [n, 4], x1 y1 x2 y2, px.
             keypoints: [n, 17, 3] of people, x y in px and score; None: the detections are no people.
-            measured: false where a box is a prediction, so that depth image and LiDAR may show something else.
+            measured: [n], false where a box is a prediction: depth image and LiDAR may then show something else.
         """
         boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
         by_ground = self._by_ground(boxes, keypoints)
@@ -151,7 +151,7 @@ class Locator:
         return positions
 
     def to_world(self, position: Position) -> Position:
-        """Map a position of :meth:`locate` to the world; without a pose it stays in the optical frame, by name."""
+        """Map a position of :meth:`locate` to the world; without a pose it stays in the optical frame."""
         if self.pose is None:
             return replace(position, frame=self.optical)
         return self.pose.map_position(position, self.world)
@@ -214,7 +214,7 @@ class Locator:
         return None
 
     def _points_in(self, box: Array) -> Array:
-        """Return the points [m, 3] of the cloud, float64, in or near a box."""
+        """Return the points of the cloud in or near a box, float64 [k, 3], metres."""
         across, down, points = self._points_in_view
         x1, y1, x2, y2 = box
         edge = np.stack(np.meshgrid([x1, (x1 + x2) / 2, x2], [y1, (y1 + y2) / 2, y2]), axis=-1).reshape(-1, 2)
@@ -230,7 +230,7 @@ class Locator:
 
     @functools.cached_property
     def _points_in_view(self) -> Tuple[Array, Array, Array]:
-        """Points within the camera's view, sorted by x / z: x / z [m], y / z [m] and x y z [m, 3]."""
+        """Points within the camera's view, sorted by x / z: arrays x / z [k], y / z [k] and x y z [k, 3] in metres."""
         assert self.cloud is not None
         ahead = self.cloud[(self.cloud[:, 2] > self.depth_range[0]) & (self.cloud[:, 2] < self.max_range)]
         across, down = ahead[:, 0] / ahead[:, 2], ahead[:, 1] / ahead[:, 2]
@@ -247,7 +247,7 @@ class Locator:
         Args:
             region: part of a detection.
             depths: samples in it, metres.
-            scale: breadth of the object, of its distance.
+            scale: width of the object as a share of its distance.
             least: least number of samples.
             source: of the depths.
         """
@@ -297,9 +297,9 @@ def nearest_surface(depths: Array, share: float, scale: float, errors: Tuple[flo
 
     Args:
         depths: [n], metres.
-        share: least share of the samples.
-        scale: largest extent in depth of one object, of its distance.
-        errors: of a sample, as in the sensor's row of ``_ERRORS``.
+        share: least share of the samples that lie on the surface.
+        scale: largest extent in depth of one object, as a share of its distance.
+        errors: of a sample (one sigma): a constant in m, and a factor of the squared depth in 1/m.
     """
     ordered = np.sort(np.asarray(depths, dtype=np.float64))
     noise = errors[0] + errors[1] * ordered**2
@@ -318,14 +318,14 @@ def nearest_surface(depths: Array, share: float, scale: float, errors: Tuple[flo
 
 @functools.lru_cache(maxsize=8)
 def widest_view(camera: PinholeCamera) -> float:
-    """Tangent of the largest angle between the optical axis and a pixel's ray."""
+    """Return the tangent of the largest angle between the optical axis and a pixel's ray."""
     across, down = np.meshgrid(np.linspace(0, camera.width - 1, 17), np.linspace(0, camera.height - 1, 17))
     rays = camera.pixel_rays(np.stack([across.ravel(), down.ravel()], axis=1))
     return float(np.nanmax(np.hypot(rays[:, 0], rays[:, 1]), initial=0.0))
 
 
 def torso_region(box: Array, keypoints: Array, min_score: float) -> Tuple[float, float, float, float]:
-    """Return a rectangle x1 y1 x2 y2 inside the torso: by shoulders and hips, else by the box's proportions."""
+    """Return a rectangle x1 y1 x2 y2, px, inside the torso: by shoulders and hips, else by the box's proportions."""
     points = keypoints[list(_TORSO)]
     x1, y1, x2, y2 = (float(value) for value in box)
     if (points[:, 2] >= min_score).sum() >= 3:

@@ -2,7 +2,7 @@
 
 A Kalman filter predicts each tracked box. Detections are assigned to predictions by overlap, distance and pose
 (Hungarian method): confident ones first, weak ones only to people seen in the last frame (the two stages of ByteTrack).
-Times are those of the frames, which may be irregular. :class:`edge_offload.perception.timeline.Timeline` makes them of
+Times are those of the frames, which may be irregular. :class:`edge_offload.perception.timeline.Timeline` corrects
 faulty stamps.
 """
 
@@ -188,7 +188,7 @@ class Tracker:
             people: the detections; boxes without area are ignored.
             stamp_s: the frame's stamp, seconds.
             image_size: width and height, px; tracks that leave the image are then removed at once.
-            carried: people of the last update, carried to this frame, which improve the prediction. They do not count
+            carried: people of the last update, carried to this frame. They improve the prediction, and do not count
                 as detections.
 
         Returns:
@@ -229,12 +229,12 @@ class Tracker:
         if self._stamp_s is not None and stamp_s < self._stamp_s - self.config.back_step_s:
             self.reset()
         first = self._stamp_s is None
-        step = 0.0 if self._stamp_s is None else max(0.0, stamp_s - self._stamp_s)
+        step_s = 0.0 if self._stamp_s is None else max(0.0, stamp_s - self._stamp_s)
         self._stamp_s = stamp_s
         self._frame += 1
         self._tracks = [t for t in self._tracks if stamp_s - t.seen_s <= self.config.max_lost_s]
         for track in self._tracks:
-            track.filter.predict(step, hold_size=track.frame < self._frame - 1)
+            track.filter.predict(step_s, hold_size=track.frame < self._frame - 1)
         followed = {person.id: person.box for person in carried if not person.coasting}
         for track in self._tracks:
             if track.id in followed:
@@ -246,7 +246,7 @@ class Tracker:
     def _match_tracks(
         self, tracks: Sequence[_Track], people: People, indices: Array, stamp_s: float, limit: float
     ) -> Tuple[List[_Track], Array]:
-        """Assign detections ``indices`` to ``tracks``; return the unmatched tracks and indices."""
+        """Assign detections ``indices`` to ``tracks`` at costs below ``limit``; return the unmatched of both."""
         cost = self._match_cost(tracks, people.select(indices))
         pairs, unmatched_tracks, unmatched = assign_pairs(cost, limit)
         for row, column in pairs:
@@ -272,14 +272,14 @@ class Tracker:
             near = (overlap[row] > 0.05) | (np.hypot(offset[:, 0], offset[:, 1]) < 0.6 * height)
             alike = (heights < 2.0 * height) & (heights > 0.5 * height)
             allowed = near & alike & (deviations < _GATE)
-            place = np.minimum(deviations / _GATE, 1.0)
-            pose = self._pose_distance(track.moved_keypoints(), people.keypoints, height)
-            pose = np.where(np.isnan(pose), 1 - overlap[row], pose)
-            cost[row, allowed] = (0.5 * (1 - overlap[row]) + 0.25 * place + 0.25 * pose)[allowed]
+            offset_cost = np.minimum(deviations / _GATE, 1.0)
+            pose_cost = self._pose_distance(track.moved_keypoints(), people.keypoints, height)
+            pose_cost = np.where(np.isnan(pose_cost), 1 - overlap[row], pose_cost)
+            cost[row, allowed] = (0.5 * (1 - overlap[row]) + 0.25 * offset_cost + 0.25 * pose_cost)[allowed]
         return cost
 
     def _pose_distance(self, pose: Array, others: Array, height: float) -> Array:
-        """Mean distance of keypoints that are confident in both, 1 at a quarter of the height; NaN: too few."""
+        """Mean distance [people] of keypoints confident in both, in quarters of ``height``, at most 1; NaN: too few."""
         sure = (pose[None, :, 2] >= self.config.keypoint_score) & (others[:, :, 2] >= self.config.keypoint_score)
         count = sure.sum(axis=1)
         distance = np.hypot(others[:, :, 0] - pose[None, :, 0], others[:, :, 1] - pose[None, :, 1])
@@ -309,15 +309,15 @@ class Tracker:
         if not seen or len(seen) == len(self._tracks):
             return
         boxes = np.stack([track.box for track in seen])
-        since = np.array([track.first_s for track in seen])
+        first_seen_s = np.array([track.first_s for track in seen])
         tracks = []
         for track in self._tracks:
             if track.frame == self._frame:
                 tracks.append(track)
                 continue
             overlap = iou_matrix(track.filter.box, boxes)[0]
-            # it started after this one vanished, in its place
-            same = (overlap > 0.85) & (since > track.seen_s)
+            # the seen track started after this one was last seen, in its place
+            same = (overlap > 0.85) & (first_seen_s > track.seen_s)
             if not same.any():
                 tracks.append(track)
         self._tracks = tracks

@@ -110,7 +110,7 @@ class VideoWriter:
         raise BadInput(f"{self.path}: OpenCV has no codec for it here, or the folder cannot be written")
 
     def close(self) -> Optional[pathlib.Path]:
-        """Complete the file and return its path; None: no frame was written."""
+        """Complete the file and return its path, None without a frame; BadInput: nothing reached the disk."""
         if self._writer is None:
             return None
         self._writer.release()
@@ -122,7 +122,7 @@ class VideoWriter:
 
     @property
     def size(self) -> int:
-        """Bytes on the disk."""
+        """Bytes of the unfinished file on the disk; 0 before the first frame and after :meth:`close`."""
         return self._temporary.stat().st_size if self._writer is not None and self._temporary.exists() else 0
 
     def __enter__(self) -> VideoWriter:
