@@ -41,7 +41,7 @@ class Detector(Estimator):
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
         self.module = module.eval()
-        for parameter in module.parameters():  # TorchScript has no requires_grad_() of the whole
+        for parameter in module.parameters():  # one by one: a TorchScript module has no requires_grad_()
             parameter.requires_grad_(False)
 
     def prepare(self, bgr: Array) -> Tuple[torch.Tensor, Any]:
@@ -69,7 +69,7 @@ class Detector(Estimator):
         """
 
     def label(self, number: int) -> str:
-        """Return the name of a class."""
+        """Return the name of the class ``number``, or the number where it has no name."""
         return str(self.labels[number]) if number < len(self.labels) else str(number)
 
 
@@ -83,7 +83,7 @@ class Boxes(Detector):
     least_score: ClassVar[float] = 0.25
 
     def interpret(self, outputs: Sequence[torch.Tensor], placement: Letterbox) -> Detections:
-        """Return the confident objects.
+        """Return the objects whose score is at least :attr:`least_score`.
 
         Raises:
             BadInput: the module does not return three tensors.
@@ -135,13 +135,13 @@ def build_detector(name: str, detector: str = "", options: Optional[Mapping[str,
         return built
     if not isinstance(built, nn.Module):
         raise BadInput(f"model {name!r} is a {type(built).__name__}, not a detector", "kapao_node runs it")
-    usual = OnnxDetector if isinstance(built, OnnxModule) else Boxes
-    kind: Any = registry.user_factory(detector) if detector else usual
-    if not (isinstance(kind, type) and issubclass(kind, Detector)):
+    default_class = OnnxDetector if isinstance(built, OnnxModule) else Boxes
+    detector_class: Any = registry.user_factory(detector) if detector else default_class
+    if not (isinstance(detector_class, type) and issubclass(detector_class, Detector)):
         raise BadInput(f"{detector!r} is no class of detectors", f"derive it from {Detector.__module__}.Detector")
     try:
-        made: Detector = kind(name, built)
-    except TypeError as error:  # abstract methods are missing, or an __init__ of another kind
+        instance: Detector = detector_class(name, built)
+    except TypeError as error:  # an abstract method is missing, or __init__ takes other arguments
         remedy = "define interpret(outputs, placement)"
         raise BadInput(f"detector {detector!r} cannot be made: {error}", remedy) from None
-    return made
+    return instance

@@ -1,4 +1,4 @@
-"""torchvision's networks with weights that make errors visible, for split, parity and latency work, not for detection.
+"""torchvision's networks, whose random weights make errors visible: to check splits, parity and latency.
 
 torchvision's wheels for CPU-only torch lack the compiled operators that its package registers on import, so that
 ``import torchvision`` fails. :func:`torchvision_package` defines the missing schemas first.
@@ -58,7 +58,7 @@ def build_network(name: str, size: int = 224, seed: int = 0) -> nn.Module:
 
 
 def make_errors_visible(module: nn.Module, images: torch.Tensor) -> None:
-    """Draw non-zero heads, set layer scale to 1, and calibrate BatchNorm on ``images`` [n, 3, h, w]."""
+    """Draw non-zero heads, set layer scale to 1, and calibrate BatchNorm on ``images``, float32 [n, 3, h, w]."""
     for layer in module.modules():
         scale = getattr(layer, "layer_scale", None)
         if isinstance(scale, nn.Parameter):
@@ -77,7 +77,7 @@ def make_errors_visible(module: nn.Module, images: torch.Tensor) -> None:
 
 
 def smooth_images(count: int, size: int) -> torch.Tensor:
-    """Random float32 images [count, 3, size, size], zero mean, unit deviation, with structure at several scales."""
+    """Draw random images, float32 [count, 3, size, size]: mean 0, deviation 1, structure at several scales."""
     images = torch.zeros(count, 3, size, size)
     for cells in (4, 16, size):
         coarse = torch.randn(count, 3, cells, cells)

@@ -39,7 +39,7 @@ HEADS: Tuple[Tuple[str, int], ...] = (
 
 
 class SameConv(nn.Module):
-    """Convolution with TensorFlow's SAME padding for even inputs, and an activation."""
+    """Convolution with TensorFlow's SAME padding for even inputs, and an activation: relu6, relu or none."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SameConv(nn.Module):
         self.activation = activations[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [1, inputs, h, w] to [1, outputs, h / stride, w / stride]."""
+        """Map [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         y: torch.Tensor = self.activation(self.conv(self.pad(x)))
         return y
 
@@ -78,7 +78,7 @@ class InvertedResidual(nn.Module):
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [1, inputs, h, w] to [1, outputs, h / stride, w / stride]."""
+        """Map [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         y: torch.Tensor = self.project(self.depthwise(self.expand(x)))
         return x + y if self.residual else y
 
@@ -92,13 +92,13 @@ class Separable(nn.Module):
         self.pointwise = SameConv(inputs, outputs, activation="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [1, inputs, h, w] to [1, outputs, h, w]."""
+        """Map [b, inputs, h, w] to [b, outputs, h, w]."""
         y: torch.Tensor = self.pointwise(self.depthwise(x))
         return y
 
 
 class Backbone(nn.Module):
-    """MobileNetV2 at width 1.5; gives the maps at strides 4, 8, 16 (the last before stride 32 begins) and 32."""
+    """MobileNetV2 at width 1.5; gives maps at strides 4, 8, 16 (before the stage of 144 channels) and 32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,12 +113,12 @@ class Backbone(nn.Module):
         self.last = SameConv(channels, 1280, activation="relu6")
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Map [1, 3, H, W] to 40, 48, 96 and 1280 channels at strides 4, 8, 16 and 32."""
+        """Map [b, 3, H, W], -1 to 1, to 40, 48, 96 and 1280 channels at strides 4, 8, 16 and 32."""
         x = self.stem(x)
         taps = []
         for index, block in enumerate(self.blocks):
             x = block(x)
-            if index in (2, 5, 9):
+            if index in (2, 5, 9):  # last blocks of the stages of 40, 48 and 96 channels
                 taps.append(x)
         return taps[0], taps[1], taps[2], self.last(x)
 
@@ -134,7 +134,7 @@ class Pyramid(nn.Module):
         self.upsample = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
 
     def forward(self, c4: torch.Tensor, c8: torch.Tensor, c16: torch.Tensor, c32: torch.Tensor) -> torch.Tensor:
-        """Merge the backbone's maps into [1, 24, H / 4, W / 4]."""
+        """Merge the backbone's maps into [b, 24, H / 4, W / 4]."""
         x = self.top(c32)
         for lateral, smooth, finer in zip(self.laterals, self.smooths, (c16, c8, c4)):
             x = smooth(self.upsample(x) + lateral(finer))
@@ -151,13 +151,13 @@ class Head(nn.Module):
         self.out = SameConv(96, outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [1, 24, h, w] to [1, outputs, h, w]."""
+        """Map [b, 24, h, w] to [b, outputs, h, w]."""
         y: torch.Tensor = self.out(self.hidden(x))
         return y
 
 
 class MoveNet(nn.Module):
-    """uint8 [3, H, W] RGB to the six maps of :data:`HEADS`, float [1, c, H / 4, W / 4], before any activation."""
+    """Network from uint8 [3, H, W] RGB to the six maps of :data:`HEADS`, [1, c, H / 4, W / 4], before activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class MoveNet(nn.Module):
         return self.batch(image.unsqueeze(0))
 
     def batch(self, images: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """Map uint8 [b, 3, H, W] to maps [b, c, H / 4, W / 4]."""
+        """Map uint8 [b, 3, H, W] to maps [b, c, H / 4, W / 4], of the dtype of the weights."""
         x = images.to(self.backbone.stem.conv.weight.dtype) * INPUT_SCALE - 1
         features = self.pyramid(*self.backbone(x))
         return tuple(head(features) for head in self.heads.values())
