@@ -16,7 +16,7 @@ UNUSED = ("", "NC", "N/C")
 
 
 class NoTotal(BadInput):
-    """Rails exist whose sum is not the board's total power."""
+    """Error: no sum of the rails that exist is the board's total power."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BoardRails:
         name: for messages.
         total: rails whose sum is the total.
         parts: other rails that it reports, which are parts of the total.
-        distinctive: the names in ``total`` occur on this family only; else one of ``parts`` must be present, too.
+        distinctive: whether rails of these names are a total wherever they occur; else one of ``parts`` must occur too.
     """
 
     name: str

@@ -33,11 +33,11 @@ class Zone:
         return int(text)
 
     def read_microjoules(self) -> int:
-        """Return the energy since the construction, corrected for wrap-arounds."""
-        now = self._read_counter()
-        step = now - self._last
-        self._total_uj += step if step >= 0 else step + self._range
-        self._last = now
+        """Return the energy since the construction, microjoules, corrected for wrap-arounds."""
+        count_uj = self._read_counter()
+        step_uj = count_uj - self._last
+        self._total_uj += step_uj if step_uj >= 0 else step_uj + self._range
+        self._last = count_uj
         return self._total_uj
 
 
@@ -79,11 +79,11 @@ class Rapl(EnergyCounter):
     def watts(self) -> float:
         """Mean power since the previous call, watts; 0 on the first."""
         with self._lock:
-            now, joules = self._clock(), self._sum_joules()
-            if self._previous is not None and now > self._previous[0]:
-                self._watts = (joules - self._previous[1]) / (now - self._previous[0])
-            if self._previous is None or now > self._previous[0]:
-                self._previous = (now, joules)
+            now_s, joules = self._clock(), self._sum_joules()
+            if self._previous is not None and now_s > self._previous[0]:
+                self._watts = (joules - self._previous[1]) / (now_s - self._previous[0])
+            if self._previous is None or now_s > self._previous[0]:
+                self._previous = (now_s, joules)
             return self._watts
 
 

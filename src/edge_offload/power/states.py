@@ -1,4 +1,4 @@
-"""State model: power from the robot's states (computing, communicating, standby), exact in time."""
+"""State model: power from the robot's states (computing, communicating, standby), with exact times of changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge_offload.timing import InferenceReport
 COMPUTE = "compute"
 COMMUNICATE = "communicate"
 STATES: Tuple[str, ...] = (COMPUTE, COMMUNICATE)
-"""Active states. Both may hold at once (a transfer overlapped with compute); neither is standby."""
+"""Active states. Both may hold at once (a transfer overlapped with compute); while none holds, it is standby."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def powers_of(values: Mapping[str, Any]) -> Optional[StatePowers]:
 
 @dataclass
 class _StateIntervals:
-    """Intervals of one state: closed ones, disjoint and sorted, and the start of the open one."""
+    """Intervals of one state, s: closed ones, disjoint and sorted; one open ``since``, held by ``depth`` threads."""
 
     starts: List[float] = field(default_factory=list)
     ends: List[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ class StateTimeline:
 
     Args:
         clock: monotonic seconds.
-        history_s: how far back :meth:`busy_seconds` may reach.
+        history_s: how far back :meth:`busy_seconds` may reach, seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, history_s: float = 600.0) -> None:
@@ -138,7 +138,7 @@ class StateTimeline:
                 self._prune_intervals()
 
     def add_interval(self, state: str, start_s: float, end_s: float) -> None:
-        """Record that ``state`` held over [start_s, end_s].
+        """Record that ``state`` held over [start_s, end_s] on the clock.
 
         Raises:
             BadInput: the interval is reversed or not finite.
@@ -150,22 +150,22 @@ class StateTimeline:
             self._prune_intervals()
 
     def add_report(self, report: InferenceReport, start_s: float) -> None:
-        """Record the robot's states during one inference that began at ``start_s``.
+        """Record the robot's states during one inference that started at ``start_s`` on the clock.
 
         The stages are laid end to end in the order in which they happen, and cut at the end of the inference: the
         report says how long each took, not when it started. Energy over the whole inference needs no more.
         """
-        moment, end = start_s, start_s + report.total_s
+        stage_end_s, end_s = start_s, start_s + report.total_s
         for stage, state in (
             ("queue", ""), ("encode", COMPUTE), ("compute_robot", COMPUTE), ("uplink", COMMUNICATE),
             ("compute_server", ""), ("downlink", COMMUNICATE), ("decode", COMPUTE),
         ):  # fmt: skip
-            begin, moment = moment, min(end, moment + report.stages_s[stage])
-            if state and moment > begin:
-                self.add_interval(state, begin, moment)
+            stage_start_s, stage_end_s = stage_end_s, min(end_s, stage_end_s + report.stages_s[stage])
+            if state and stage_end_s > stage_start_s:
+                self.add_interval(state, stage_start_s, stage_end_s)
 
     def busy_seconds(self, t0: float, t1: float) -> Dict[str, float]:
-        """Seconds that each state held within [t0, t1]; a current state counts up to ``t1``.
+        """Return the seconds that each state held within [t0, t1]; a current state counts up to ``t1``.
 
         Raises:
             BadInput: the interval is reversed, or starts before the history.
@@ -223,7 +223,7 @@ class StateModel(PowerSource):
         return self.powers.watts(states[COMPUTE], states[COMMUNICATE])
 
     def energy(self, t0: float, t1: float) -> float:
-        """Joules over [t0, t1].
+        """Return the joules over [t0, t1] on the timeline's clock.
 
         Raises:
             BadInput: the interval is reversed, or starts before the timeline's history.
