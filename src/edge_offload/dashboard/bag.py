@@ -50,7 +50,7 @@ def read_bag(path: pathlib.Path, reading: Optional[Reading] = None, namespace: s
 
 
 def _choose_topics(types: Dict[str, str], namespace: str, path: pathlib.Path) -> Dict[str, str]:
-    """Return the topics of one robot, each with the kind of its records.
+    """Return the topics of one robot and /diagnostics, each with the kind of its records.
 
     Raises:
         BadInput: there are none, or those of several robots.
@@ -62,8 +62,8 @@ def _choose_topics(types: Dict[str, str], namespace: str, path: pathlib.Path) ->
         if not kind or (kind != "diagnostic" and not f"/{name.lstrip('/')}".startswith(prefix)):
             continue
         if kind != "diagnostic" and kind in chosen.values():
-            first = next(topic for topic, other in chosen.items() if other == kind)
-            raise BadInput(f"{path} holds several robots: {first} and {name}", remedy="choose one by --namespace")
+            first_topic = next(topic for topic, other in chosen.items() if other == kind)
+            raise BadInput(f"{path} holds several robots: {first_topic} and {name}", remedy="choose one by --namespace")
         chosen[name] = kind
     if not set(chosen.values()) - {"diagnostic"}:
         topics = ", ".join(topic.name for topic in messages.TOPICS.values())
@@ -94,7 +94,7 @@ def _convert_message(
     else:
         record = messages.TOPICS[kind].convert(message, t_s)
         converted = [] if record is None else [record]
-        if record is None and kind in ("latency", "mode"):  # unknown watts are no fault
+        if record is None and kind in ("latency", "mode"):  # None of other kinds is no fault: unknown watts
             error = BadInput("a message names a mode that this version does not know")
             reading.count_bad_line(messages.TOPICS[kind].name, error)
     reading.good += len(converted)

@@ -40,7 +40,7 @@ class Player(RecordSource):
 
     Args:
         title: name of the file or stream.
-        open_records: called with the player; returns all records from the first one, and the counts of reading.
+        open_records: called with the player, to wait by :meth:`pause`; returns all records, and the counts of reading.
         history: receives the records.
         speed: 1: as recorded, 2: twice as fast; 0: as fast as they can be read. Recorded gaps count as at most 10 s.
         loop: whether to restart at the end.
@@ -78,7 +78,7 @@ class Player(RecordSource):
             self._thread.join(2.0)
 
     def pause(self, seconds: float) -> bool:
-        """Wait, at most ``seconds``; return False once the player is closed."""
+        """Wait ``seconds``; return False at once when the player is closed."""
         return not self._stop.wait(seconds)
 
     def status(self) -> Dict[str, Any]:

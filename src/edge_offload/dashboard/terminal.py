@@ -41,7 +41,7 @@ class TerminalView:
         self._events.extend(self._digest.digest_record(record))
 
     def render_lines(self, width: int = 100, waiting: str = "") -> List[str]:
-        """Render lines of at most ``width`` characters; ``waiting`` follows the note that no frame arrived."""
+        """Render lines of at most ``width`` characters; ``waiting``: why no frame arrived, appended where none did."""
         now = self._clock()
         while self._frames and self._frames[0]["t_s"] < now - self._window_s:
             self._frames.popleft()
@@ -64,22 +64,22 @@ class TerminalView:
         return [f"mode      {mode['mode']}{policy}: {mode['reason']}"]
 
     def _frame_lines(self, frames: Sequence[Record]) -> List[str]:
-        spent_s = max(frames[-1]["t_s"] - frames[0]["t_s"], 1e-3)
-        rate = f"{(len(frames) - 1) / spent_s:.1f} a second" if len(frames) > 1 else "1"
+        span_s = max(frames[-1]["t_s"] - frames[0]["t_s"], 1e-3)
+        rate = f"{(len(frames) - 1) / span_s:.1f} a second" if len(frames) > 1 else "1"
         modes = Counter(frame["mode"] for frame in frames)
         shares = ", ".join(f"{mode} {100 * count / len(frames):.0f} %" for mode, count in modes.most_common())
-        fell_back = sum(bool(frame["fallback_reason"]) for frame in frames)
+        fallbacks = sum(bool(frame["fallback_reason"]) for frame in frames)
         late = sum(not frame["deadline_met"] for frame in frames if frame["deadline_s"])
         engines = sorted({frame.get("engine", "") for frame in frames} - {"", "eager"})
         people = self._latest.get("people")
-        seen = f"; {people['people']} people" if people else ""
-        total = [frame["total_s"] for frame in frames]
+        people_note = f"; {people['people']} people" if people else ""
+        totals = [frame["total_s"] for frame in frames]
         lines = [
-            f"frames    {rate}; {shares}; {fell_back} fell back, {late} late{seen}",
+            f"frames    {rate}; {shares}; {fallbacks} fell back, {late} late{people_note}",
             *([f"engine    {', '.join(engines)}"] if engines else []),
             *self._overlap_lines(frames),
-            f"latency   mean {_format_ms(statistics.fmean(total))}, median {_format_ms(statistics.median(total))}, "
-            f"p99 {_format_ms(_percentile_99(total))}, most {_format_ms(max(total))}",
+            f"latency   mean {_format_ms(statistics.fmean(totals))}, median {_format_ms(statistics.median(totals))}, "
+            f"p99 {_format_ms(_percentile_99(totals))}, most {_format_ms(max(totals))}",
         ]
         stages = {stage: [frame["stages_s"].get(stage, 0.0) for frame in frames] for stage in STAGES}
         means = {stage: statistics.fmean(values) for stage, values in stages.items()}
@@ -97,9 +97,9 @@ class TerminalView:
         split_frames = [frame for frame in frames if frame.get("overlap_ratio") is not None]
         if not split_frames:
             return []
-        both, robot, server = (statistics.fmean(frame[name] for frame in split_frames) for name in SHARES)
-        idle = f"robot idle {100 * robot:.0f} %, server idle {100 * server:.0f} %"
-        return [f"split     both sides compute {100 * both:.0f} % of the time; {idle}"]
+        overlap, robot_idle, server_idle = (statistics.fmean(frame[name] for frame in split_frames) for name in SHARES)
+        idle = f"robot idle {100 * robot_idle:.0f} %, server idle {100 * server_idle:.0f} %"
+        return [f"split     both sides compute {100 * overlap:.0f} % of the time; {idle}"]
 
     def _link_lines(self, frames: Sequence[Record]) -> List[str]:
         lines = []
