@@ -1,4 +1,4 @@
-"""A result for every frame at once: the network's own where it comes in time, else the best that is carried there."""
+"""Results for every frame without delay: the network's own if it is in time, else the best one carried to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 Frame = TypeVar("Frame")
 
 FRESH, CARRIED, LOCAL, NONE = "fresh", "carried", "local", "none"
-"""Origins of results: the network saw this very frame; an earlier one; the local algorithm; there is none."""
+"""Origins of results: the network on this very frame; on an earlier one; the local algorithm; there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +27,12 @@ class Along(Generic[Result]):
 
     Attributes:
         result: None where there is none.
-        origin: one of those above.
+        origin: :data:`FRESH`, :data:`CARRIED`, :data:`LOCAL` or :data:`NONE`.
         source: stamp (ns) of the frame that the network, or the local algorithm, saw; 0: none. Where frames arrived
             by instants, it is the :class:`edge_offload.perception.timeline.Instant` of that frame.
-        drop: expected of it, 0 (as the network's own) to 1; NaN: unknown.
-        tag: what came with the result.
-        degraded: why it is carried less well than it could be; empty: it is not.
+        drop: expected loss of accuracy, 0 (as the network's own) to 1; NaN: unknown.
+        tag: what the caller gave with the result.
+        degraded: why it is carried with less accuracy; empty: it is not.
     """
 
     result: Optional[Result]
@@ -52,17 +52,17 @@ class _Retained(NamedTuple):
 class Carrying(Generic[Result]):
     """Holds the newest results of the network and of the local algorithm, and gives the better one for each frame.
 
-    What was carried to a frame is compared with the network's own result for it, once that comes: that is where the
-    expected drops are from. One thread at a time.
+    The expected drops are learnt: the network's own result for a frame is compared with what was carried there before.
+    One thread at a time.
 
     Args:
         carrier: moves results along.
-        loss: of one result against the network's own for the same frame, 0 to 1.
-        drops: learns and tells what carried and local results lose.
+        loss: returns the drop of one result against the network's own for the same frame, 0 to 1; NaN: no comparison.
+        drops: estimator of what carried and local results lose.
         clock: monotonic seconds.
-        compared: called with every comparison: stamp of the frame (ns), staleness (s), drop, what is expected now.
-        rounds: times at most that a result is caught up with frames that came while it was caught up.
-        most_local: results of the local algorithm (up to 2 MB each) that wait for the network's for the same frame.
+        on_comparison: called with every comparison: stamp of the frame (ns), staleness (s), drop, drops expected now.
+        rounds: most passes that carry a new result over frames, each over those that arrived in the pass before.
+        most_local: most local results (up to 2 MB each) that wait to be compared with the network's.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Carrying(Generic[Result]):
         self._era += 1
 
     def carried(self, target: int) -> Optional[Result]:
-        """The network's newest result as it is in the frame ``target``; None if there is none of before."""
+        """Return the network's newest result, carried to the frame ``target`` (ns); None: no result of it or before."""
         retained = self._network
         return (
             None
@@ -100,9 +100,9 @@ class Carrying(Generic[Result]):
         )
 
     def coming(self, result: Result, source: int, newest: Callable[[], int], tag: Any = None) -> Iterator[None]:
-        """The network's result for the frame ``source`` has come: it is caught up to the frame that is ``newest``.
+        """Take the network's result for the frame ``source`` (ns), and carry it to the newest frame in steps.
 
-        That is done in steps; until the last one the result before is given.
+        Until the last step :meth:`at` returns what was there before. ``newest`` returns a stamp, ns.
         """
         retained, now, era = self._network, self._clock(), self._era
         if retained is not None and source <= retained.source:
@@ -114,11 +114,11 @@ class Carrying(Generic[Result]):
         if retained is not None:
             lost = self._loss(self._carrier.carry(retained.result, retained.source, source), result)
             stale_s = (source - retained.source) / 1e9
-            # a network that has lost its mind says nothing of what is carried
+            # a result of values that are not finite says nothing about carrying
             if math.isfinite(lost):
                 self.drops.add_comparison(now, stale_s, lost)
                 self._on_comparison(source, stale_s, lost, self.drops.curve(now))
-        # frames come meanwhile: they are caught up, too, as far as there is time
+        # more frames arrive during the steps: another round carries the result over them, too
         target = source
         for _ in range(self._rounds):
             before, target = target, max(target, newest())
@@ -136,7 +136,7 @@ class Carrying(Generic[Result]):
             pass
 
     def add_local_result(self, result: Result, source: int, tag: Any = None) -> None:
-        """The local algorithm's result for the frame ``source``."""
+        """Take the local algorithm's result for the frame ``source`` (ns)."""
         if self._local is None or source > self._local.source:
             self._local = _Retained(result, source, tag)
             self._locals[source] = result
@@ -148,7 +148,7 @@ class Carrying(Generic[Result]):
         return self.drops.curve(self._clock())
 
     def at(self, target: int) -> Along[Result]:
-        """The better of what there is for the frame ``target``."""
+        """Return the result with the least expected drop for the frame ``target`` (ns)."""
         network, local, curve = self._network, self._local, self.curve()
         if network is not None and network.source == target:
             return Along(network.result, FRESH, target, 0.0, network.tag)
@@ -156,8 +156,8 @@ class Carrying(Generic[Result]):
         if network is not None and network.source < target:
             choices.append((curve.carried((target - network.source) / 1e9), CARRIED, network))
         if local is not None and local.source <= target:
-            lost = 0.5 if curve.local is None else curve.local
-            # what is carried over no time at all has lost nothing
+            lost = 0.5 if curve.local is None else curve.local  # a middle value until the first comparison
+            # without the intercept: a local result of this very frame is not carried
             lost += curve.slope * (target - local.source) / 1e9
             choices.append((min(1.0, lost), LOCAL, local))
         if not choices:
@@ -170,22 +170,22 @@ class Carrying(Generic[Result]):
 class _Pending(NamedTuple):
     frame: Any
     stamp: int
-    #: When it leaves if all else that its result needs is there, and when it does in any case.
+    #: When it leaves if all that its result needs is there, and at the latest; on the clock.
     leaves_s: float
     latest_s: float
 
 
 class FrameLoop(Generic[Frame, Result]):
-    """Lets every frame have its result within the frame interval, in the order of the frames. One thread at a time.
+    """Gives every frame its result within the frame interval, in the order of the frames. One thread at a time.
 
-    A frame waits for the network's own result where that has usually come in time; else, or when it is late, it leaves
-    with what is carried to it. It waits as long for whatever else its result needs.
+    A frame waits for the network's own result if that usually comes in time. Else, or when that is late, it leaves with
+    what is carried to it. It waits as long for whatever else its result needs.
 
     Args:
-        carrying: what there is for a frame.
+        carrying: gives the best result for a frame.
         leave: called with a frame and its result, exactly once for every frame.
         clock: monotonic seconds.
-        waits: until when, on the clock, a frame's result waits for what else it needs; -infinity: not at all.
+        waits: returns until when, on the clock, a frame waits for what else its result needs; -infinity: not at all.
     """
 
     def __init__(
@@ -205,12 +205,12 @@ class FrameLoop(Generic[Frame, Result]):
     @property
     def interval_s(self) -> float:
         """Median of the recent times between frames, seconds; 0: not known."""
-        steps = list(self._steps)  # another thread may ask
+        steps = list(self._steps)  # a copy, because another thread may call this
         return statistics.median(steps) if steps else 0.0
 
     @property
     def due_s(self) -> float:
-        """Return when the waiting frame has to leave, on the clock; infinity: none waits."""
+        """Time when the waiting frame has to leave, on the clock; infinity: none waits."""
         pending = self._pending
         if pending is None:
             return math.inf
@@ -219,14 +219,14 @@ class FrameLoop(Generic[Frame, Result]):
     def arrived(
         self, frame: Frame, stamp: int, received_s: float, follows: bool = True, local: Optional[Result] = None
     ) -> None:
-        """A frame has come that the carrier has seen.
+        """Take a frame that the carrier has seen.
 
         Args:
-            frame: it.
+            frame: passed to ``leave``.
             stamp: its own, or its instant on a timeline, ns.
-            received_s: when, on the clock.
-            follows: the carrier knows earlier ones.
-            local: the local algorithm's result, if that is quick enough to be here already.
+            received_s: time of receipt, on the clock.
+            follows: whether the carrier has the frames before it, so that results can be carried to it.
+            local: the local algorithm's result, if it is ready already.
         """
         self.flush()
         if not follows or stamp < self._newest:
@@ -245,9 +245,9 @@ class FrameLoop(Generic[Frame, Result]):
         self._leave_in_time()
 
     def coming(self, result: Result, source: int, received_s: float, tag: Any = None) -> Iterator[None]:
-        """The network's result has come for the frame ``source``, which was received at ``received_s``.
+        """Take the network's result for the frame ``source`` (ns), which was received at ``received_s``.
 
-        It is caught up in steps; frames may arrive and leave between them.
+        It is carried to the newest frame in steps; frames may arrive and leave between them.
         """
         if self.outdated(source):
             return
@@ -268,7 +268,7 @@ class FrameLoop(Generic[Frame, Result]):
             self.carrying.add_local_result(result, source, tag)
 
     def outdated(self, source: int) -> bool:
-        """Tell whether a frame is from before frames started over."""
+        """Tell whether a frame is from before the stamps started over."""
         return not self._first_stamp <= source <= self._newest
 
     def _leave_in_time(self) -> None:
@@ -283,15 +283,15 @@ class FrameLoop(Generic[Frame, Result]):
 
 
 class Events:
-    """A thread that makes calls posted by other threads, and what is due at a time, one by one.
+    """Thread that makes calls posted by other threads, and what is due at a time, one by one.
 
-    First come calls that do not wait, such as a frame's arrival, then what is due, then the others: a result that takes
-    long to be caught up holds no frame up that is there already.
+    Urgent calls such as a frame's arrival come first, then what is due, then the others. So a result with many steps
+    to carry delays no frame that has arrived.
 
     Args:
-        due_s: when :func:`when_due` is to be called, monotonic seconds.
+        due_s: returns when ``when_due`` is to be called, monotonic seconds; infinity: not at all.
         when_due: does what is due then.
-        on_error: told what a call let through.
+        on_error: called with an exception that a call raised.
     """
 
     def __init__(
@@ -305,17 +305,17 @@ class Events:
         self._thread = threading.Thread(target=self._run, name="carry", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def post(self, call: Callable[[], None], first: bool = False) -> None:
-        """Have a call made, after those of its kind before it; ``first``: before what is due and the others."""
+        """Queue a call, after earlier ones of its kind; ``first``: before what is due and the others."""
         with self._changed:
             (self._first if first else self._calls).append(call)
             self._changed.notify()
 
     def go_on(self, call: Callable[[], None]) -> None:
-        """The call that is being made goes on with this one, before the others."""
+        """Put ``call`` before the others that were not posted ``first``: it continues the current call."""
         with self._changed:
             self._calls.appendleft(call)
 
@@ -332,7 +332,7 @@ class Events:
                 while not (self._first or self._calls or self._closed) and remaining_s > 0:
                     self._changed.wait(None if math.isinf(remaining_s) else remaining_s)
                     remaining_s = self._due_s() - time.monotonic()
-                # what is still due is done before the end
+                # no call is dropped at the end; then when_due is called once more
                 ended = not (self._first or self._calls) and self._closed
                 if self._first:
                     call = self._first.popleft()
@@ -346,7 +346,7 @@ class Events:
                 self._on_error(error)
 
     def drain(self, timeout_s: float) -> bool:
-        """Make the calls that wait, then end; whether that was done in time."""
+        """Make the calls that wait, then end the thread; return whether that took at most ``timeout_s``."""
         with self._changed:
             self._closed = True
             self._changed.notify()

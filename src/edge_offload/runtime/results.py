@@ -1,4 +1,4 @@
-"""Tells the server the results of frames that it did not compute, for its operator."""
+"""Reports to the server the results of frames that it did not compute, for its operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report_result(
     report: InferenceReport,
     meta: Mapping[str, Any],
 ) -> bool:
-    """Tell the server a frame's result; False when it could not be sent. Never waits."""
+    """Report a frame's result to the server, without waiting; return whether it was sent."""
     if client is None or client.state is not LinkState.READY:
         return False
     if sum(tensor.numel() * tensor.element_size() for tensor in outputs) > MAX_REPORT_BYTES:

@@ -1,4 +1,4 @@
-"""What a user may set of an offloaded module: one typed list, with defaults."""
+"""Settings of an offloaded module: one typed list, with defaults."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class ModuleSettings:
     """Settings of an :class:`~edge_offload.runtime.module.OffloadedModule`.
 
     Attributes:
-        options: what the module was built with, for the server to build the same.
+        options: those that the module was built with, for the server to build the same.
         device: where the robot computes.
-        engine: by what, as :func:`.table.chosen` takes it.
+        engine: what computes there; a ``spec`` of :func:`.table.engine_for_model`.
         exact: results have the robot's bits: no engine, and no server whose fingerprint differs.
         codec: payload codec, both ways; ``auto`` is lossless.
         robot_slowdown: emulate a robot that is so many times slower; 1 does not.
@@ -55,7 +55,7 @@ class ModuleSettings:
         report_results: send the server the results of calls with ``meta`` that it did not compute itself.
         candidates: modes that a policy may choose among, and that are made ready for it; ``local`` is always one.
         powers: of the robot by state, for the energy of forecasts; None: that is unknown (NaN).
-        in_flight: calls that may be under way at once, by what ``frames`` says; it refuses none.
+        in_flight: most calls in flight at once; ``frames`` says when one more may start, but refuses none.
         companion: what computes on the robot in place of this process (:mod:`edge_offload.companion`); closed with the
             module.
     """
