@@ -29,8 +29,6 @@ from edge_offload.older_torch import RELEASE
 
 _ATTENTION = "aten._native_multi_head_attention.default"
 """Gives no weights unless ``need_weights``; on tensors without data it gives some nevertheless."""
-_COPY, _CONSTANT_COPY = "aten.clone.default", "aten.lift_fresh_copy.default"
-"""The same; older releases refuse the latter on tensors without data, as which a server checks a sequence."""
 _PURE_CHECKS = ("aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten._assert_async.msg")
 
 
@@ -86,7 +84,11 @@ def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.G
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    function = torch.func.functionalize(lambda *given: module(*given), remove="mutations")
+    # what a call changes it changes while it is traced, too: copies, and in their place in the graph the buffers
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    function = torch.func.functionalize(
+        lambda *given: torch.func.functional_call(module, buffers, given), remove="mutations"
+    )
     traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     for node in traced.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
@@ -94,6 +96,11 @@ def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.G
                 f"{type(module).__name__} changes its own buffers in an inference ({node.target})",
                 remedy="use another mode",
             )
+    originals = {id(buffers[name]): buffer for name, buffer in module.named_buffers()}
+    for node in traced.graph.nodes:
+        if node.op == "get_attr":
+            tensor = getattr(traced, node.target)
+            setattr(traced, node.target, originals.get(id(tensor), tensor))
     return traced
 
 
@@ -259,7 +266,7 @@ class _Builder:
         self.outputs_of[node.name] = tuple(outputs)
         self.operators.append(
             Operator(
-                _COPY if name == _CONSTANT_COPY else name,
+                name,
                 tuple(self._convert_argument(arg, node) for arg in node.args),
                 tuple(sorted((key, self._convert_argument(arg, node)) for key, arg in node.kwargs.items())),
                 tuple(outputs),

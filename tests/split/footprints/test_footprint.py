@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_offload.ir import Kind, Operator, OperatorSequence, Ref, Value
+from edge_offload.older_torch import RELEASE
 from edge_offload.split.footprints.registry import _RULES, Locality
 from edge_offload.split.model.locality import LocalityMap, analyse_locality, axis_choices
 from tests.split.split_chains import Chain
@@ -323,6 +324,7 @@ def test_choices_of_axis_put_height_and_width_first() -> None:
     assert axis_choices(chain.finish())[:2] == [{0: 2}, {0: 3}]
 
 
+@pytest.mark.skipif(RELEASE < (2, 6), reason="operators that came later have rules, too")
 def test_every_rule_names_an_operator_that_torch_has() -> None:
     assert [name for name in _RULES if not hasattr(torch.ops.aten, name.split(".")[1])] == []
 

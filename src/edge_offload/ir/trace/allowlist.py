@@ -60,10 +60,11 @@ _COMPOSED = """
     _log_softmax_backward_data _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward
     """
 
-#: Public operators that are not run: files, shared memory, raw storages, other processes, debugging.
+#: Operators that are not run: files, shared memory, raw storages, other processes, debugging; and fused attention of
+#: GPUs, some of whose results are memory as it was.
 _REFUSED = """
     from_file set_ set set_data data_ptr pin_memory share_memory_ record_stream is_pinned storage_offset
-    quantized_lstm to_mkldnn
+    quantized_lstm to_mkldnn _scaled_dot_product_flash_attention
     """
 INTERNAL_ALLOWED = frozenset(_INTERNAL.split())
 COMPOSED = frozenset(_COMPOSED.split())

@@ -42,7 +42,9 @@ def trace_module(
                 raise
             program = from_module(network, inputs)
             with torch.no_grad():
-                program = opaque.append_module(program, readout, readout(*network(*inputs)))
+                program = opaque.append_module(
+                    program, readout, timed.get_submodule("readout")(*timed.get_submodule("network")(*inputs))
+                )
     if program.sequence.rebinds:
         raise Unsupported(f"{name} changes its own buffers in an inference", remedy="use another mode")
     return TracedNetwork(name, program, locate_along(name, program.sequence, axis), tuple(inputs), readout, timed)
