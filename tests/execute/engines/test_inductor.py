@@ -15,6 +15,7 @@ from edge_offload.execute.engines.recorded import inductor
 from edge_offload.execute.module import ModuleExecutor
 from edge_offload.mode import Mode
 from edge_offload.native.recipe import compiler
+from edge_offload.older_torch import RELEASE
 from tests.execute.engines.test_answers import DENSE, PATIENT, until_computed_by
 from tests.server.small_nets import dense
 
@@ -42,8 +43,8 @@ class Stubborn:
 @pytest.fixture
 def stubborn(monkeypatch: pytest.MonkeyPatch) -> Stubborn:
     made = Stubborn()
-    # torch 2.1 starts compilers when it is imported
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    if RELEASE < (2, 4):  # it starts compilers when it is imported
+        monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", made)
     monkeypatch.setattr(inductor, "compiler", lambda: ["c++"])
     return made
