@@ -165,13 +165,13 @@ def _run_launches(args: argparse.Namespace) -> int:
         arguments["link"] = str(args.trace.resolve())
     constant = arguments["link"] in ("wifi_93mbps", "wifi_73mbps")
     truth = named_link(arguments["link"]).up.mean_rate() if constant else 0.0
+    others = [] if args.json is None else records.read_list(args.json, "adaptive_launch")  # before hours of runs
     record = launched.compare_modes(args.turns, args.lead, args.seconds or 300.0, arguments, truth, folder=args.keep,
                               modes=args.held, busy=args.busy)  # fmt: skip
     for bar in record["bars"]:
         print(f"  {'met    ' if bar['met'] else 'NOT MET'} {bar['name']}: {bar['value']}")
     if args.json is not None:
-        others = [item for item in records.read_list(args.json, "adaptive_launch")
-                  if any(item.get(name) != record[name] for name in ("arguments", "busy"))]  # fmt: skip
+        others = [item for item in others if any(item.get(name) != record[name] for name in ("arguments", "busy"))]
         records.write(args.json, "adaptive_launch", [*others, record])
     return 0
 

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     settings = [_parse_setting(text) for text in args.setting or SETTINGS]
     if args.rounds < 2:
         raise BadInput("--rounds is at least 2")
+    if args.json is not None:
+        records.read_list(args.json, "modes_bench")  # whether it holds anything else shows before minutes of runs
     for setting in settings:
         record = judge_setting(setting, measure_setting(setting, args.rounds))
         show_record(record)
