@@ -199,7 +199,7 @@ class AtOnce:
     def hedge_at(self):
         return -math.inf
 
-    def next_look_at(self):
+    def next_check_at(self):
         return time.monotonic()
 
     def link_stopped(self):

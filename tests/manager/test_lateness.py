@@ -127,23 +127,23 @@ def test_behind_an_earlier_frame_lateness_counts_from_that_ones_end():
 def test_a_waiting_frame_is_looked_at_again_only_where_something_may_have_changed():
     lateness, first, now = lateness_after([0.0] * 64), [math.inf], time.monotonic()
     alone = lateness.limit_frame(SERVER, 1.0, now=now + 1.0)
-    assert alone.next_look_at() == alone.hedge_at(), "nothing moves: one wake-up"
+    assert alone.next_check_at() == alone.hedge_at(), "nothing moves: one wake-up"
     behind = lateness.limit_frame(SERVER, 1.0, now=now + 1.0, behind=lambda: (first[0], 0.03))
-    assert behind.next_look_at() <= time.monotonic() + POLL_S, "the frame before it may end at any time"
+    assert behind.next_check_at() <= time.monotonic() + POLL_S, "the frame before it may end at any time"
     first[0] = now + 1.2
-    assert behind.next_look_at() == behind.hedge_at()
+    assert behind.next_check_at() == behind.hedge_at()
 
 
 def test_a_link_that_is_watched_is_looked_at_when_it_may_have_stopped():
     watch = Watch(0.2, local_s=1.0)
-    limit_s = watch.next_look_s(0.0)
+    limit_s = watch.next_check_s(0.0)
     assert limit_s > 0.2, "it is quiet for as long now and then"
-    assert watch.next_look_s(limit_s - 0.05) == pytest.approx(0.05)
-    assert watch.next_look_s(2 * limit_s) == POLL_S
+    assert watch.next_check_s(limit_s - 0.05) == pytest.approx(0.05)
+    assert watch.next_check_s(2 * limit_s) == POLL_S
     watch.has_stopped(100.0, 0.0, 10 * BACKLOG_BYTES, 0)
-    assert watch.next_look_s(0.0) == POLL_S, "bytes are under way: their progress tells"
+    assert watch.next_check_s(0.0) == POLL_S, "bytes are under way: their progress tells"
     watch.has_stopped(100.1, 0.0, 10 * BACKLOG_BYTES, 10 * BACKLOG_BYTES)
-    assert watch.next_look_s(0.0) == limit_s
+    assert watch.next_check_s(0.0) == limit_s
 
 
 def test_a_deadline_holds_behind_an_earlier_frame_too():

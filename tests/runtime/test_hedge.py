@@ -38,7 +38,7 @@ class After:
     def hedge_at(self):
         return self.at
 
-    def next_look_at(self):
+    def next_check_at(self):
         return min(self.at, time.monotonic() + POLL_S)
 
 

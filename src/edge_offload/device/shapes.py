@@ -35,9 +35,9 @@ LAYOUTS = "rcdgex"
 def trust_shapes(native: Any, remote: Any) -> None:
     """Let the device infer the metadata of results where it will equal that of ``remote``.
 
-    The executor compares. It continues with its own strides if they differ. If sizes differ, it raises before any
-    result is used. In both cases the operator is requested from then on. If ``remote`` computes on a GPU, the device
-    also records operators as the GPU's kernels take them.
+    The executor compares. If only strides differ, its kernels use the actual ones, and the robot keeps the inferred
+    ones. If sizes differ, it raises before any result is used. In both cases the operator is requested from then on. If
+    ``remote`` computes on a GPU, the device also records operators as the GPU's kernels take them.
     """
     facts = remote.facts
     on_gpu = bool(facts.get("name")) and not _on_cpu(facts)

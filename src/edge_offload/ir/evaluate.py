@@ -111,16 +111,13 @@ def _refuse_value(number: int) -> Any:
 
 
 def flatten_outputs(result: Any) -> List[Any]:
-    """Flattens the result of an overload to a list of tensors, and ``None`` for what is none."""
+    """Flatten the result of an overload to a list of tensors; other items are None."""
     if result is None:
         return []
-    parts = result if isinstance(result, (tuple, list)) else [result]
-    return [
-        item
-        for part in parts
-        for item in (
-            flatten_outputs(part)
-            if isinstance(part, (tuple, list))
-            else [part if isinstance(part, torch.Tensor) else None]
-        )
-    ]
+    flat: List[Any] = []
+    for part in result if isinstance(result, (tuple, list)) else [result]:
+        if isinstance(part, (tuple, list)):
+            flat += flatten_outputs(part)
+        else:
+            flat.append(part if isinstance(part, torch.Tensor) else None)
+    return flat

@@ -150,8 +150,8 @@ class Watch:
         self.longest_s = max(self.longest_s, quiet_s)
         return quiet_s > self._limit_s or self._crawls(now, queued_bytes, acked_bytes)
 
-    def next_look_s(self, quiet_s: float) -> float:
-        """Return in how many seconds it may have stopped: while bytes are under way, their progress tells soon."""
+    def next_check_s(self, quiet_s: float) -> float:
+        """Return the seconds until the next call of :meth:`has_stopped`; short while bytes are in flight."""
         return POLL_S if self._mark is not None else max(POLL_S, self._limit_s - quiet_s)
 
     def _crawls(self, now: float, queued_bytes: int, acked_bytes: int) -> bool:
@@ -210,15 +210,15 @@ class FrameLateness:
         """Return when the robot begins by itself (monotonic seconds); it moves while earlier frames are out."""
         return self._hedge_at()[0]
 
-    def next_look_at(self) -> float:
-        """Return when :meth:`hedge_at` and :meth:`link_stopped` may next say something else (monotonic seconds)."""
+    def next_check_at(self) -> float:
+        """Return the earliest time at which :meth:`hedge_at` or :meth:`link_stopped` may change (monotonic seconds)."""
         hedge_at, moves = self._hedge_at()
-        now, look_at = time.monotonic(), hedge_at
+        now, check_at = time.monotonic(), hedge_at
         if moves:
-            look_at = min(look_at, now + POLL_S)
+            check_at = min(check_at, now + POLL_S)
         if self._attention is not None and self.watch is not None:
-            look_at = min(look_at, now + self.watch.next_look_s(self._attention.quiet_s(now)))
-        return look_at
+            check_at = min(check_at, now + self.watch.next_check_s(self._attention.quiet_s(now)))
+        return check_at
 
     def _hedge_at(self) -> Tuple[float, bool]:
         """Return when the robot begins by itself, and whether that still moves."""

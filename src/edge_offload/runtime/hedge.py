@@ -42,8 +42,8 @@ class RaceTimer(Protocol):
     def link_stopped(self) -> bool:
         """Tell whether it starts now because the link has stopped."""
 
-    def next_look_at(self) -> float:
-        """Return when either may next say something else (monotonic seconds)."""
+    def next_check_at(self) -> float:
+        """Return the earliest time at which either may change (monotonic seconds)."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class Hedge:
     def _await_in_time(out: Future[Any], timer: RaceTimer) -> bool:
         """Wait for a remote attempt; whether it ended before it was time to begin here."""
         while True:
-            look_s = min(max(0.0, timer.next_look_at() - time.monotonic()), threading.TIMEOUT_MAX)
-            if concurrent.futures.wait([out], look_s).done:
+            wait_s = min(max(0.0, timer.next_check_at() - time.monotonic()), threading.TIMEOUT_MAX)
+            if concurrent.futures.wait([out], wait_s).done:
                 return True
             if timer.hedge_at() <= time.monotonic() or timer.link_stopped():
                 return False

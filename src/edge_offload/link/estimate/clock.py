@@ -98,7 +98,7 @@ class PeerClock:
 
 
 class RoundTrips:
-    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. What is read per frame is computed per change.
+    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. Statistics are updated per sample.
 
     Attributes:
         delay_s: half of the shortest; 0 while there is none.

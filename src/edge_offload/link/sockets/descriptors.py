@@ -20,7 +20,7 @@ from typing import Any, Deque, List, NamedTuple, Optional, Tuple
 # bytes of it that acked and received need, and that all counters need
 _SHORT_INFO_BYTES, _INFO_BYTES = 136, 196
 _INFO = struct.Struct("=16xIII40xII24xI32xII4xII36xI")
-#: Seconds between two looks at an upload that is under way, and at data that arrive (``bench levels``: error).
+#: Seconds between two samples of an upload in flight, and of arriving data (``bench levels``: error).
 UPLOAD_SAMPLE_S, ARRIVAL_SAMPLE_S = 4e-3, 1e-3
 #: When losses count as random: in so many episodes of retransmissions, so many seconds apart, at least this share of
 #: all segments was sent again (``bench levels --congestion reno``: frames of packet_loss_1 and packet_loss_3).
@@ -267,7 +267,7 @@ class Connection:
 
 
 class ArrivalWatch:
-    """Data that arrive on a connection, by the kernel's counts; its owner reads them. Used by one thread.
+    """Times at which data arrive on a connection, by the kernel's counters. Used by one thread.
 
     Attributes:
         descriptor: readable once data have arrived; -1 before :meth:`watch_connection`.
@@ -280,14 +280,14 @@ class ArrivalWatch:
         self._epoll: Optional[select.epoll] = None
 
     def watch_connection(self, descriptor: int) -> None:
-        """The connection is made; the watch ends when its owner closes it."""
+        """Start watching a connection; closing its descriptor ends the watch."""
         self._epoll = select.epoll()
         self.descriptor = self._epoll.fileno()
-        # of what is readable nothing may be left when this is polled; writable it is nearly always
+        # edge-triggered: libzmq reads the data before this is polled, and the socket is nearly always writable
         self._epoll.register(descriptor, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
     def wake_at_data(self, poller: Any, awaited: bool) -> None:
-        """Have ``poller`` wake its thread at the first data of an answer; the next are looked at when they are due."""
+        """Register with ``poller`` for the first data of an awaited answer; later data are sampled (:meth:`due_s`)."""
         if self._epoll is not None:
             waits = awaited and math.isinf(self.due_s(time.monotonic()))
             if waits:
@@ -295,16 +295,16 @@ class ArrivalWatch:
             poller.register(self.descriptor, select.POLLIN if waits else 0)
 
     def count_arrived(self, now: float, counters: Counters) -> None:
-        """Take in a look."""
+        """Record the bytes that had arrived ``now`` (monotonic seconds)."""
         if counters.arrived != self.arrived:
             self.arrived, self._arrived_s = counters.arrived, now
 
     def due_s(self, now: float) -> float:
-        """Return when the next look is due; inf while no data have arrived of late."""
+        """Return when the next sample is due (monotonic seconds); inf if no data have arrived recently."""
         return now + ARRIVAL_SAMPLE_S if now - self._arrived_s < Deliveries.GAP * ARRIVAL_SAMPLE_S else math.inf
 
     def close(self) -> None:
-        """The connection is over."""
+        """Stop watching."""
         if self._epoll is not None:
             self._epoll.close()
 

@@ -33,7 +33,7 @@ rare = Sparingly(logging.getLogger(__name__))
 
 ZERO_COPY_BYTES = 64 << 10
 _POLLIN = int(zmq.POLLIN)
-#: For so many seconds an upload that is under way is looked at often.
+#: Seconds for which an upload in flight is sampled often.
 UPLOAD_S = 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
@@ -50,7 +50,7 @@ class Heartbeat:
         received_s: when the peer was heard last.
         segments, segment_s: received by the kernel, and when; while none is to be acknowledged, now.
         delivered: bytes that have reached the next hop, as of the latest look.
-        sampled_bytes: an upload of fewer is through before a second look at it; set by the owner.
+        sampled_bytes: uploads of fewer bytes end between two samples; set by the owner.
     """
 
     def __init__(self, timings: Timings, now: float) -> None:
@@ -394,5 +394,5 @@ class Dialled:
 
 
 def _has_message(socket: zmq.Socket[Any]) -> bool:
-    """Tell whether a message waits; an exception for each look that finds none costs more than the look."""
+    """Tell whether a message waits. zmq.Again for each empty read would cost more."""
     return bool(int(socket.get(zmq.EVENTS)) & _POLLIN)

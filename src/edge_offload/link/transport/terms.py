@@ -1,4 +1,4 @@
-"""Of a connection of the client: with whom, how patiently, on whose terms, what it awaits, and how it ends."""
+"""Terms of a client's connection: its peer, time-outs, limits of the server, pings in flight, and its end."""
 
 from __future__ import annotations
 
@@ -71,10 +71,13 @@ class Terms:
 
 @dataclass
 class Ping:
-    """A ping without an answer yet.
+    """A ping in flight.
 
-    When it was sent, bytes given to ZeroMQ up to it, whether it is a heartbeat (whose answer tells the clock), when the
-    next hop had it.
+    Attributes:
+        sent_s: time of sending (monotonic seconds).
+        given: bytes given to ZeroMQ up to it.
+        heartbeat: whether its answer is a sample of the server's clock.
+        acked_s: time of the next hop's acknowledgement; None before.
     """
 
     sent_s: float

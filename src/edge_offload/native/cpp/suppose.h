@@ -51,7 +51,7 @@ inline bool is_quantizing(const c10::OperatorHandle& op, const Stack& stack, siz
 
 // Way to infer results without an earlier call of the form; kWays: none. In place: the meta kernel. Element-wise: torch's
 // iterator, if all operands are tensors or in row order. A single new tensor from operands in row order: sizes of the meta
-// kernel; if its layout differs, the executor continues with the inferred one.
+// kernel. If only its layout differs, kernels use the actual one; the robot refers to it by the inferred one.
 inline int way_at_once(const c10::OperatorHandle& op, const Key& key) {
   if (is_in_place(op)) return kMeta;
   const auto& schema = op.schema();
