@@ -49,7 +49,7 @@ class PendingAnswer(_Future):
         self._wake_waiters()
 
     def set_exception(self, exception: Optional[BaseException]) -> None:
-        """Fail the Future; who waits for a part is woken."""
+        """Fail the Future, and wake the waiters for parts."""
         super().set_exception(exception)
         self._wake_waiters()
 
