@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 
+from edge_offload.device.remote import WorkerRemote
+from edge_offload.execute.session.note import CrashNote
 from edge_offload.native import libraries
 
 pytestmark = [
@@ -33,3 +38,20 @@ def test_one_that_crashes_names_the_operator() -> None:
         [*command, sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200, check=True
     )
     assert re.match(r"LinkLost the executor process is gone.*, signal 11, while running edge::download", done.stdout)
+
+
+def test_a_closed_one_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that frees tensors while Python ends would abort the program."""
+    describe_end = CrashNote.describe_end
+
+    def describe_slowly(note: CrashNote, process: Any) -> str:
+        time.sleep(0.5)
+        return describe_end(note, process)
+
+    monkeypatch.setattr(CrashNote, "describe_end", describe_slowly)
+    before = threading.enumerate()
+    remote = WorkerRemote("cpu", 1)
+    assert len(threading.enumerate()) > len(before)
+    remote.process.kill()
+    remote.close()
+    assert set(threading.enumerate()) <= set(before)

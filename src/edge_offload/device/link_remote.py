@@ -321,9 +321,7 @@ class LinkRemote(Remote):
         error = done.exception()
         if isinstance(error, LinkLost):
             # in a thread of its own: the lock may be held by whoever waits for this very thread
-            threading.Thread(
-                target=self._resume_in_thread, args=(error,), name="edge_offload-resume", daemon=True
-            ).start()
+            background.start("edge_offload-resume", self._resume_in_thread, error)
             return
         self._unanswered.pop(sent.number, None)
         if error is not None:
@@ -360,7 +358,7 @@ class LinkRemote(Remote):
         self._resuming = True
         deadline_s = time.monotonic() + self.resume_s
         try:
-            while time.monotonic() < deadline_s:
+            while time.monotonic() < deadline_s and not self._closed:
                 try:
                     self._lock.release()
                     try:

@@ -132,3 +132,5 @@ class WorkerRemote(Remote):
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self._thread is not threading.current_thread():
+            self._thread.join()  # it frees tensors: a daemon thread that does so while Python ends aborts the process
