@@ -1,5 +1,7 @@
 """The robot of ``bench in-flight``, a process of its own: a camera, people found and tracked, as kapao_node does it.
 
+With ``--mode replay`` it is started by ``edge-offload exec``.
+
 A line of JSON ``{"in_flight": n, "rate": frames per second, "seconds": s}`` on standard input asks for a block; its
 results come back as one line.
 """
@@ -24,6 +26,7 @@ from edge_offload.manager.tuning import MOST_IN_FLIGHT
 from edge_offload.mode import Mode
 from edge_offload.models.registry import build_estimator
 from edge_offload.models.video import read_frames, sample_video
+from edge_offload.modes.device import DeviceModule, DeviceRunner, installed_device
 from edge_offload.nodes.inference.latest_frame_queue import FramePipeline, LatestFrameQueue
 from edge_offload.perception.pipeline import NetworkInput, PeoplePipeline
 from edge_offload.runtime.module import OffloadedModule
@@ -49,20 +52,24 @@ class Shot:
 class Robot:
     """The network of a node, and what becomes of its frames."""
 
-    def __init__(self, model: str, client: Client, slowdown: float) -> None:
+    def __init__(self, model: str, mode: Mode, client: Client, slowdown: float) -> None:
+        self.mode = mode
         self.images = list(read_frames(sample_video(), range(FRAMES)).values())
         self.estimator = build_estimator(model)
         module = self.estimator.module
         self.module = OffloadedModule(model, module, client, robot_slowdown=slowdown, in_flight=MOST_IN_FLIGHT)
+        device = installed_device()
+        if device is not None:
+            self.module.add_runner(DeviceRunner(Mode.REPLAY, DeviceModule(device, module, client)))
 
     def ready(self) -> None:
         """Open the model, and learn what frames take here and there."""
         image, _ = self.estimator.prepare(self.images[0])
         for _ in range(3):
             self.module.run_inference([image], Mode.LOCAL)
-        wait_open(self.module, Mode.SERVER, [image], OPEN_S)
+        wait_open(self.module, self.mode, [image], OPEN_S)
         for _ in range(12):
-            self.module.run_inference([image], Mode.SERVER)
+            self.module.run_inference([image], self.mode)
 
     def run_block(self, in_flight: int, rate: float, seconds: float) -> Dict[str, Any]:
         """Some seconds with so many frames in flight."""
@@ -71,7 +78,7 @@ class Robot:
         queue: LatestFrameQueue[Shot] = LatestFrameQueue()
         pipeline = FramePipeline(
             queue, stages, self.module.frames,
-            lambda taken_s: self.module.frames.frame_wait_s(time.monotonic(), Mode.SERVER, taken_s), in_flight,
+            lambda taken_s: self.module.frames.frame_wait_s(time.monotonic(), self.mode, taken_s), in_flight,
         )  # fmt: skip
         pipeline.start()
         started_at = time.monotonic()
@@ -94,7 +101,7 @@ class _Stages:
     """Work on the frames of one block, as a node does it."""
 
     def __init__(self, robot: Robot, done: List[Tuple[int, float, InferenceReport]]) -> None:
-        self._module, self._done = robot.module, done
+        self._module, self._mode, self._done = robot.module, robot.mode, done
         self._pipeline = PeoplePipeline(robot.estimator)
         self.failed: List[str] = []
 
@@ -105,7 +112,7 @@ class _Stages:
     def infer_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int]) -> Any:
         """Run a frame; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
         image, ticket = prepared
-        return self._module.run_inference(image.inputs, Mode.SERVER, meta={"seq": shot.number}, ticket=ticket)
+        return self._module.run_inference(image.inputs, self._mode, meta={"seq": shot.number}, ticket=ticket)
 
     def finish_frame(self, shot: Shot, prepared: Tuple[NetworkInput, int], inferred: Any) -> None:
         """Record a result; see :class:`~edge_offload.nodes.inference.latest_frame_queue.FrameStages`."""
@@ -145,11 +152,13 @@ def _summarise_block(
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run until standard input closes."""
-    args = robot_arguments(__doc__).parse_args(argv)
+    parser = robot_arguments(__doc__)
+    parser.add_argument("--mode", type=Mode, required=True)
+    args = parser.parse_args(argv)
     pin(threads=1)
     torch.set_num_threads(1)
     client = Client(args.server, keys=KeyStore(args.keys), on_state=lambda *state: robot.module.link_changed(*state))
-    robot = Robot(args.model, client, args.slowdown)
+    robot = Robot(args.model, args.mode, client, args.slowdown)
     with contextlib.closing(client), contextlib.closing(robot.module):
         client.start()
         robot.ready()

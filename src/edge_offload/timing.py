@@ -34,6 +34,7 @@ class InferenceReport:
         behind_s: for how long it waited behind the robot's own frames before it; part of ``total_s``.
         part_s: what took longest of its way, for which the next frame has to wait: upload, server, download, or all of
             it where one inference follows the other.
+        lead_s: of its way, before its turn: while the frame before it is computed.
         overlap_s: in which robot and server both computed; NaN: not in mode ``split``, or not known.
     """
 
@@ -52,6 +53,7 @@ class InferenceReport:
     engine: str = "eager"
     behind_s: float = 0.0
     part_s: float = 0.0
+    lead_s: float = 0.0
     overlap_s: float = math.nan
 
     def __post_init__(self) -> None:

@@ -1,10 +1,11 @@
 """Frames in flight: results per second and latency with one frame under way at a time, and with two, in turns.
 
 Robot and server are processes of this machine, each with a core of its own where there are two, joined by the emulated
-link of 93 Mbit/s; people of the sample video are found and tracked in mode server, as kapao_node does it. Blocks of
+link of 93 Mbit/s; people of the sample video are found and tracked in one mode, as kapao_node does it. Blocks of
 some seconds with one frame in flight and with two follow each other in turns, so that both meet the same machine.
 
   edge-offload bench in-flight                      8 pairs at twice the rate that one in flight reaches, 4 at 10 Hz
+  edge-offload bench in-flight --mode replay        inputs of a frame go ahead while the one before is computed
   edge-offload bench in-flight --json in_flight.json
 
 fast: the camera gives twice as many frames as the block with one in flight before it had results. camera: 10 frames a
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--camera-pairs", type=int, default=4, metavar="N", help=f"at {CAMERA_HZ:g} Hz (4)")
     parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="of a block (8)")
     parser.add_argument("--model", default=MODEL, metavar="NAME", help=f"network ({MODEL})")
+    parser.add_argument("--mode", choices=("server", "replay"), default="server", help="mode of all frames (server)")
     add_output(parser, "--json", type=pathlib.Path, metavar="FILE", help="write the record in_flight_bench here")
 
 
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.pairs < 1 or args.camera_pairs < 1 or args.seconds < 2:
         raise BadInput("--pairs and --camera-pairs are at least 1, --seconds 2")
-    record = measure_blocks(args.model, args.pairs, args.camera_pairs, args.seconds)
+    record = measure_blocks(args.model, args.mode, args.pairs, args.camera_pairs, args.seconds)
     for kind in ("fast", "camera"):
         for name, side in (("1 in flight", "one"), ("2 in flight", "two")):
             row = record[kind][side]
@@ -63,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def measure_blocks(model: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[str, Any]:
+def measure_blocks(model: str, mode: str, pairs: int, camera_pairs: int, seconds: float) -> Dict[str, Any]:
     """Run server, link and robot, and the blocks."""
-    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, two_cores
+    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, two_cores
     from edge_offload_research.emulate.emulator import Emulator
     from edge_offload_research.emulate.trace import named_link
 
@@ -75,8 +77,11 @@ def measure_blocks(model: str, pairs: int, camera_pairs: int, seconds: float) ->
     ) as server:
         address = server.address[len("tcp://") :]
         with Emulator("127.0.0.1:0", address, named_link(LINK)) as emulator:
-            command = [sys.executable, "-m", "edge_offload_benchmarks.in_flight_robot", "--server", emulator.address]
-            command += ["--keys", keys, "--model", model, "--slowdown", str(SLOWDOWN)]
+            link = ["--server", emulator.address, "--keys", keys]
+            command = [sys.executable, "-m", "edge_offload_benchmarks.in_flight_robot", *link, "--mode", mode]
+            command += ["--model", model, "--slowdown", str(SLOWDOWN)]
+            if mode == "replay":
+                command = [*edge_offload("exec", "--absent", "later", *link, "--"), *command]
             with Process(command, ONE_THREAD, cores=[first]) as robot:
 
                 def run_block(in_flight: int, rate: float) -> Dict[str, Any]:
@@ -95,16 +100,16 @@ def measure_blocks(model: str, pairs: int, camera_pairs: int, seconds: float) ->
                     blocks = {many: run_block(many, CAMERA_HZ) for many in ((1, 2) if number % 2 else (2, 1))}
                     camera.append({"rate": CAMERA_HZ, "one": blocks[1], "two": blocks[2]})
                 robot.end()
-    return judge_pairs(model, seconds, fast, camera, os.getloadavg()[0])
+    return judge_pairs(model, mode, seconds, fast, camera, os.getloadavg()[0])
 
 
 def judge_pairs(
-    model: str, seconds: float, fast: Sequence[Dict[str, Any]], camera: Sequence[Dict[str, Any]], load: float
+    model: str, mode: str, seconds: float, fast: Sequence[Dict[str, Any]], camera: Sequence[Dict[str, Any]], load: float
 ) -> Dict[str, Any]:
     """The record of pairs of blocks."""
     record: Dict[str, Any] = {
         "model": model,
-        "mode": "server",
+        "mode": mode,
         "link": LINK,
         "slowdown": SLOWDOWN,
         "seconds": seconds,

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 
 from edge_offload import background
+from edge_offload.device.ahead import InputsAhead
 from edge_offload.device.remote import valid_facts
 from edge_offload.errors import EdgeOffloadError, LinkLost, ProtocolError
 from edge_offload.execute.fingerprint import two_torches
@@ -25,7 +26,7 @@ from edge_offload.protocol import payloads
 from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.blobs import MAX_BLOB_BYTES, NamedBlobs, digest, find_missing, split_blobs
 from edge_offload.protocol.messages import Answer, parse_answer
-from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
+from edge_offload.protocol.remote import AHEAD, END, HAVE, PUT, RESUME, RUN, STAGE, Remote, SessionLost
 
 #: Buffers that are likely to come again are looked for on the server from this size on.
 MIN_BLOB_BYTES = 16 << 10
@@ -49,6 +50,7 @@ class _Sent:
     answer: PendingAnswer = field(default_factory=PendingAnswer)
     attempt: int = 0
     parts: int = 0
+    ahead: Optional[InputsAhead] = None
 
 
 @dataclass
@@ -65,7 +67,8 @@ class Weights:
 class TimeSpent:
     """Seconds since the last :meth:`reset`, over all messages; the two ways are off by at most ``clock_error_s``.
 
-    Of ``server_s``, ``compute_s`` is what the session took to run the messages, without codecs and queues.
+    Of ``server_s``, ``compute_s`` is what the session took to run the messages, without codecs and queues. Of
+    ``encode_s`` and ``uplink_s``, ``ahead_s`` passed before the message was submitted (:meth:`LinkRemote.send_ahead`).
     """
 
     encode_s: float = 0.0
@@ -74,12 +77,13 @@ class TimeSpent:
     compute_s: float = 0.0
     downlink_s: float = 0.0
     decode_s: float = 0.0
+    ahead_s: float = 0.0
     clock_error_s: float = 0.0
 
     def reset(self) -> None:
         """Count from here."""
         self.encode_s = self.uplink_s = self.server_s = self.compute_s = 0.0
-        self.downlink_s = self.decode_s = self.clock_error_s = 0.0
+        self.downlink_s = self.decode_s = self.ahead_s = self.clock_error_s = 0.0
 
 
 class LinkRemote(Remote):
@@ -130,6 +134,9 @@ class LinkRemote(Remote):
         self._lock = threading.Lock()
         self._in_flight: Dict[Future[Any], int] = {}
         self._unanswered: OrderedDict[int, _Sent] = OrderedDict()
+        self._ahead: Optional[InputsAhead] = None
+        self._takes_ahead: Optional[bool] = None  # None: the server has not answered yet
+        self._sent_ahead = 0
         self._lost: Optional[LinkLost] = None
         self._resuming = False
         self._closed = False
@@ -153,10 +160,14 @@ class LinkRemote(Remote):
                 raise self._lost
             started_s = time.monotonic()
             uplink = self.client.estimator.current.uplink or None
-            coded, plain = ([], list(buffers)) if reusable else payloads.encode(buffers, self.codec, uplink)
+            ahead = None if reusable else self._usable_ahead()
+            find = ahead.find_encoding if ahead is not None else lambda _array: None
+            coded, plain = ([], list(buffers)) if reusable else payloads.encode(buffers, self.codec, uplink, find)
             self.spent.encode_s += time.monotonic() - started_s
             self.messages += 1
             sent = _Sent(self.messages, plain, coded, reusable, time.monotonic() + self.timeout_s)
+            if ahead is not None and ahead.is_used:
+                sent.ahead, self._ahead = ahead, None
             self._unanswered[sent.number] = sent
             if not self._resuming:
                 try:
@@ -170,6 +181,18 @@ class LinkRemote(Remote):
         self.client.let_go(MAX_SEND_WAIT_S)
         return sent.answer
 
+    def send_ahead(self, inputs: Sequence[Buffer]) -> None:
+        if self._lost is not None or self._resuming or self._closed or self._takes_ahead is False:
+            return
+        ahead = InputsAhead(self._sent_ahead + 1, inputs, self.codec, self.client.estimator.current.uplink or None)
+        buffers = ahead.buffers
+        if not buffers or sum(memoryview(buffer).nbytes for buffer in buffers) > MAX_BLOB_BYTES:
+            return
+        with self._lock, contextlib.suppress(EdgeOffloadError):
+            body = {"session": self.session, "number": ahead.number}
+            ahead.acknowledged = self.client.request(AHEAD, body, buffers, timeout_s=self.timeout_s)
+            self._sent_ahead, self._ahead = ahead.number, ahead
+
     def can_renew(self) -> bool:
         return self._lost is not None and self.client.state is LinkState.READY
 
@@ -179,6 +202,7 @@ class LinkRemote(Remote):
                 raise LinkLost("the server that came back computes with another torch, processor or thread count")
             self._end_session(LinkLost("this session is over"))
             self.session, self.messages, self._lost = os.urandom(16), 0, None
+            self._ahead = None
             self._in_flight.clear()
             self._connection = self.client.counters["connections"]
 
@@ -195,6 +219,13 @@ class LinkRemote(Remote):
 
     # -- sending; the lock is held
 
+    def _usable_ahead(self) -> Optional[InputsAhead]:
+        """Return the inputs sent ahead, if the server has them by the time of the next message; else None."""
+        ahead = self._ahead
+        if ahead is not None and ahead.is_answered():
+            self._takes_ahead = not ahead.is_refused()
+        return ahead if self._takes_ahead else None
+
     def _transmit_message(self, sent: _Sent) -> None:
         sent.attempt += 1
         parts: List[Any] = []
@@ -202,7 +233,12 @@ class LinkRemote(Remote):
         blobs: List[memoryview] = []
         named: List[bytes] = []
         offered: List[bytes] = []
+        ahead = sent.ahead if sent.attempt == 1 else None  # sent again in full after a break
         for index, buffer in enumerate(sent.buffers):
+            position = None if ahead is None else ahead.position_of(buffer)
+            if position is not None:
+                parts.append([memoryview(buffer).nbytes, position])
+                continue
             if isinstance(buffer, NamedBlobs):
                 parts.append([buffer.nbytes, list(buffer.names)])
                 named += buffer.names
@@ -232,6 +268,8 @@ class LinkRemote(Remote):
             body["downlink"] = downlink
         if any(part is not None for part in parts):
             body["parts"] = parts
+        if ahead is not None:
+            body["ahead_number"] = ahead.number
         body["answered"] = next(iter(self._unanswered)) - 1
         attempt = sent.attempt
 
@@ -335,6 +373,11 @@ class LinkRemote(Remote):
         compute_s = reply.body.get("compute_s", 0.0)
         spent.compute_s += compute_s if isinstance(compute_s, float) and 0 <= compute_s < 1e6 else 0.0
         spent.downlink_s += transfer.downlink_s
+        if sent.ahead is not None:
+            spent.encode_s += sent.ahead.encode_s
+            spent.uplink_s += sent.ahead.uplink_s()
+            spent.ahead_s += sent.ahead.ahead_s()
+            self.bytes_up += sent.ahead.bytes_up()
         spent.clock_error_s = max(spent.clock_error_s, transfer.clock_error_s)
         try:
             if reply.body.get("parts", 0) != sent.parts:

@@ -24,7 +24,7 @@ TOGETHER = (Mode.SERVER,)
 ONE_AFTER_THE_OTHER = {
     Mode.LOCAL: "the robot computes one frame at a time",
     Mode.SPLIT: "a plan counts on the robot and the link for one frame",
-    Mode.REPLAY: "the calls of a frame are told from those of the frame before, so their order is kept",
+    Mode.REPLAY: "calls are recognised by those before them; the next frame's input is sent meanwhile",
 }
 
 
@@ -98,6 +98,7 @@ class FramesInFlight(TicketLock):
         self._lock = threading.Lock()
         self._way_s: Dict[Mode, float] = {}
         self._robot_s: Dict[Mode, float] = {}
+        self._lead_s: Dict[Mode, float] = {}
         self._until_s: Dict[int, float] = {}
         self._arrivals_s: Deque[float] = deque(maxlen=FRAMES)
 
@@ -122,8 +123,8 @@ class FramesInFlight(TicketLock):
         if len(arrivals_s) < ENOUGH or arrivals_s[-1] <= arrivals_s[0]:
             return 0.0
         interval_s = (arrivals_s[-1] - arrivals_s[0]) / (len(arrivals_s) - 1)
-        overlaps = mode in TOGETHER and self._most > 1
-        service_s = self.part_s(mode) if overlaps else latency_s
+        part_s = self.part_s(mode)
+        service_s = latency_s if self._most == 1 or math.isnan(part_s) else part_s
         if not 0 < service_s < math.inf:
             return 0.0
         load, most_s = service_s / interval_s, interval_s / 2
@@ -138,9 +139,10 @@ class FramesInFlight(TicketLock):
         stages = report.stages_s
         robot_s = stages["compute_robot"] + stages["encode"] + stages["decode"]
         with self._lock:
-            for averages, seen in ((self._way_s, report.part_s), (self._robot_s, robot_s)):
-                before = averages.get(report.mode, seen)
-                averages[report.mode] = before + (seen - before) / ENOUGH
+            measured = (self._way_s, report.part_s), (self._robot_s, robot_s), (self._lead_s, report.lead_s)
+            for averages, seconds in measured:
+                before = averages.get(report.mode, seconds)
+                averages[report.mode] = before + (seconds - before) / ENOUGH
 
     def part_s(self, mode: Mode) -> float:
         """Return the longest part of a frame in ``mode`` (seconds), which spaces frames; nan while unknown."""
@@ -180,7 +182,8 @@ class FramesInFlight(TicketLock):
         free_s = taken_s[-1] + part_s
         with self._changed:
             if self._open and mode not in TOGETHER:  # those that wait begin when the one before them has ended
-                free_s = max(free_s, next(iter(self._open.values())) + part_s * len(self._open))
+                turn_s = next(iter(self._open.values())) + part_s * len(self._open)
+                free_s = max(free_s, turn_s - self._lead_s.get(mode, 0.0))
         return max(0.0, free_s - now)
 
     def describe(self) -> str:

@@ -27,6 +27,7 @@ from edge_offload.manager.lateness import Budget
 from edge_offload.mode import Mode
 from edge_offload.modes.remote import Handles, Progress
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
+from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.protocol.remote import END
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class DeviceModule:
                 cause = RemoteError(f"on the device: {type(error).__name__}: {error}")
                 raise FailedAttempt(cause, time.monotonic() - started_s, self._device.remote.bytes_up - sent) from error
 
+    def send_ahead(self, mode: Mode, inputs: Sequence[torch.Tensor]) -> None:
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
+        if self._copy is not None and not self._making.locked() and self._device.recorder.mode is mode:
+            self._device.remote.send_ahead([tensor_bytes(tensor) for tensor in inputs])
+
     def state(self, mode: Mode) -> str:
         """Describe the state of a mode."""
         why, is_open = self._handles_of(mode).state()
@@ -182,24 +188,29 @@ class DeviceModule:
             device.switch_mode(mode)
         remote: Any = device.remote
         before = (device.recorder.counters.round_trips, remote.bytes_up, remote.bytes_down)
-        remote.spent.reset()
+        started_s, spent = time.monotonic(), remote.spent
+        spent.reset()
         with torch.no_grad():
             outputs = module(*[tensor.to("cuda") for tensor in inputs])
             results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             outputs = tuple(tensor.cpu() for tensor in results)
+        lead_s = spent.encode_s + spent.uplink_s
         return Attempt(
             outputs,
             {
-                "uplink": remote.spent.uplink_s,
-                "compute_server": remote.spent.server_s,
-                "downlink": remote.spent.downlink_s,
-                "encode": remote.spent.encode_s,
-                "decode": remote.spent.decode_s,
+                "uplink": spent.uplink_s,
+                "compute_server": spent.server_s,
+                "downlink": spent.downlink_s,
+                "encode": spent.encode_s,
+                "decode": spent.decode_s,
             },
             remote.bytes_up - before[1],
             remote.bytes_down - before[2],
             device.recorder.counters.round_trips - before[0],
-            remote.spent.clock_error_s,
+            spent.clock_error_s,
+            part_s=max(time.monotonic() - started_s + spent.ahead_s - lead_s, lead_s),
+            lead_s=lead_s,
+            ahead_s=spent.ahead_s,
         )
 
 
@@ -217,6 +228,10 @@ class DeviceRunner(Runner):
     def attempt_inference(self, inputs: Sequence[torch.Tensor], meta: Mapping[str, Any], budget: Budget) -> Attempt:
         """Implement :class:`~edge_offload.modes.runner.Runner`."""
         return self._module.run(self.mode, inputs, budget)
+
+    def send_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Implement :class:`~edge_offload.modes.runner.Runner`."""
+        self._module.send_ahead(self.mode, inputs)
 
     def state(self) -> str:
         """Describe the mode's state."""

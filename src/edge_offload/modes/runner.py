@@ -24,6 +24,8 @@ class Attempt:
     Attributes:
         behind_s: seconds of each stage that were spent behind the robot's own earlier requests.
         part_s: what took longest of the way, for which the next request has to wait; 0 where that is all of it.
+        lead_s: seconds of the way that may pass while the inference before it is computed.
+        ahead_s: seconds of ``lead_s`` that did.
         overlap_s: seconds in which robot and server both computed; NaN: not in mode ``split``, or not known.
         note: why another device of the robot computed than was asked for; empty: none did.
     """
@@ -37,6 +39,8 @@ class Attempt:
     engine: str = EAGER
     behind_s: Mapping[str, float] = field(default_factory=dict)
     part_s: float = 0.0
+    lead_s: float = 0.0
+    ahead_s: float = 0.0
     overlap_s: float = math.nan
     note: str = ""
 
@@ -90,6 +94,10 @@ class Runner(abc.ABC):
             FailedAttempt: it asked and got no result; the caller computes locally.
             EdgeOffloadError: it could not even ask; the same.
         """
+
+    def send_ahead(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Send the inputs of the next inference while the one before it is computed, where that shortens its way."""
+        return None
 
     @abc.abstractmethod
     def state(self) -> str:

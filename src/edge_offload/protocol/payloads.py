@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from edge_offload.arrays import Array
 from edge_offload.errors import ProtocolError
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link import codecs
@@ -14,8 +15,20 @@ from edge_offload.link import codecs
 Coded = Tuple[int, Any, int]
 
 
+#: Returns the encoding of an array that was encoded before; None: it was not.
+FindEncoding = Callable[[Array], Optional[codecs.Encoded]]
+
+
+def is_coded(view: memoryview) -> bool:
+    """Tell whether a buffer is coded; small buffers and plain bytes are passed through."""
+    return view.nbytes >= 4096 and view.ndim > 0 and not (view.ndim == 1 and view.format == "B")
+
+
 def encode(
-    buffers: Sequence[Buffer], codec: str, link_bytes_per_s: Optional[float] = None
+    buffers: Sequence[Buffer],
+    codec: str,
+    link_bytes_per_s: Optional[float] = None,
+    find_encoding: FindEncoding = lambda _array: None,
 ) -> Tuple[List[Coded], List[Buffer]]:
     """Code the buffers that are arrays (views with a shape and a number format) and pass the others through.
 
@@ -23,6 +36,7 @@ def encode(
         buffers: of a message.
         codec: name of the payload codec.
         link_bytes_per_s: rate of the link, for the choice of a codec; None: unknown.
+        find_encoding: what was encoded before.
 
     Returns:
         One entry for each coded buffer, and all buffers in order.
@@ -31,11 +45,11 @@ def encode(
     out: List[Buffer] = []
     for position, buffer in enumerate(buffers):
         view = memoryview(buffer)
-        # small buffers and plain bytes are passed through
-        if view.nbytes < 4096 or view.ndim == 0 or (view.ndim == 1 and view.format == "B"):
+        if not is_coded(view):
             out.append(buffer)
             continue
-        encoded = codecs.encode(np.asarray(view), codec, link_bytes_per_s=link_bytes_per_s)
+        array = np.asarray(view)
+        encoded = find_encoding(array) or codecs.encode(array, codec, link_bytes_per_s=link_bytes_per_s)
         coded.append((position, encoded.descriptor, len(encoded.buffers)))
         out += encoded.buffers
     return coded, out

@@ -9,8 +9,9 @@ from edge_offload.ir.trace.calls import Buffer
 from edge_offload.protocol.arriving import PendingAnswer
 
 #: Kinds of the requests that a server answers for virtual devices.
-RUN, STAGE, HAVE, PUT, RESUME, END, SCHEMAS = (
-    "device.run", "device.stage", "device.have", "device.put", "device.resume", "device.end", "device.schemas",
+RUN, STAGE, AHEAD, HAVE, PUT, RESUME, END, SCHEMAS = (
+    "device.run", "device.stage", "device.ahead", "device.have", "device.put", "device.resume", "device.end",
+    "device.schemas",
 )  # fmt: skip
 
 
@@ -48,6 +49,12 @@ class Remote:
             LinkLost: there is no connection.
         """
         raise LinkLost("the virtual device has no server yet")
+
+    def send_ahead(self, inputs: Sequence[Buffer]) -> None:
+        """Send an inference's inputs before its turn, so that the message that contains them has a short way.
+
+        Nothing is sent where that gains nothing. Never blocks; a lost connection is found by :meth:`submit`.
+        """
 
     def renew(self) -> None:
         """Open an empty session after SessionLost.

@@ -113,6 +113,7 @@ class Outcome:
             engine=attempt.engine,
             behind_s=self.waited_s + sum(attempt.behind_s.values()),
             part_s=attempt.part_s or total_s - self.waited_s,
+            lead_s=attempt.lead_s,
             overlap_s=attempt.overlap_s if self.remote else math.nan,
         )
         stages_s = {**report.stages_s, "queue": report.stages_s["queue"] - self.waited_s}
@@ -124,12 +125,13 @@ class Outcome:
 
 
 def without_queueing(report: InferenceReport, attempt: Attempt) -> InferenceReport:
-    """A report without what its attempt spent behind the robot's own earlier requests."""
-    if not attempt.behind_s or not TABLE[report.mode].needs_link:
+    """Return the report of an inference alone: nothing before it delays it, and nothing passes before its turn."""
+    if not (attempt.behind_s or attempt.ahead_s) or not TABLE[report.mode].needs_link:
         return report
     stages_s = {stage: max(0.0, seconds - attempt.behind_s.get(stage, 0.0))
                 for stage, seconds in report.stages_s.items()}  # fmt: skip
-    return replace(report, total_s=report.total_s - sum(attempt.behind_s.values()), stages_s=stages_s)
+    total_s = report.total_s - sum(attempt.behind_s.values()) + attempt.ahead_s
+    return replace(report, total_s=total_s, stages_s=stages_s)
 
 
 class Hedge:

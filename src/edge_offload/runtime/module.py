@@ -188,6 +188,8 @@ class OffloadedModule:
         ticket = self.frames.take_ticket() if ticket is None else ticket
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
+            if mode not in TOGETHER and math.isinf(self.frames.first_since_s(ticket)) and mode in self.runners.by_mode:
+                self.runners.by_mode[mode].send_ahead(canonical)
             waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait_for_ticket(ticket), None
             if refresh and self._settings.hedging:
                 mode, probe = self.costs.choose_probe(mode, canonical)
@@ -294,5 +296,6 @@ class OffloadedModule:
         attempt = self.runners.by_mode[mode].attempt_inference(inputs, meta, limits.budget)
         if attempt.round_trips:
             # the wait behind this robot's own earlier requests does not count
-            limits.note_result(time.monotonic() - started_s - sum(attempt.behind_s.values()))
+            seconds = time.monotonic() - started_s + attempt.ahead_s
+            limits.note_result(seconds - sum(attempt.behind_s.values()))
         return attempt

@@ -12,7 +12,7 @@ from edge_offload.errors import ProtocolError, Refused
 from edge_offload.link.transport.peers import Peer, Request
 from edge_offload.native.libraries import NODES
 from edge_offload.native.loader import Library
-from edge_offload.protocol.remote import END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
+from edge_offload.protocol.remote import AHEAD, END, HAVE, PUT, RESUME, RUN, SCHEMAS, STAGE
 from edge_offload.server.blobs import BlobStore
 from edge_offload.server.quota import DeviceQuota
 from edge_offload.server.services.device.session import DeviceSession
@@ -64,6 +64,7 @@ class DeviceService:
         return {
             RUN: lambda request: self._find_session(request).run_message(request),
             STAGE: lambda request: self._find_session(request).stage_piece(request),
+            AHEAD: lambda request: self._find_session(request).stage_inputs(request),
             HAVE: lambda request: self._find_session(request).find_missing(request),
             PUT: lambda request: self._find_session(request).put_blob(request),
             RESUME: self.resume_session,

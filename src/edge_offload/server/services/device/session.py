@@ -75,7 +75,8 @@ class DeviceSession:
     def run_message(self, request: Request) -> None:
         """``{number, answered, parts, coded, codec, downlink, ahead}`` and buffers → what the executor answers.
 
-        With ``ahead``, what it has computed early comes as numbered parts of the answer, ahead of the rest.
+        With ``ahead``, what it has computed early comes as numbered parts of the answer, ahead of the rest. With
+        ``ahead_number``, its ``parts`` refer to the buffers that :meth:`stage_inputs` got under that number.
         """
         number, answered = _read_number(request, "number"), _read_number(request, "answered")
         with self._lock:
@@ -95,6 +96,8 @@ class DeviceSession:
                 raise ProtocolError(f"message {number} came after message {self._last}")
             if self.end_reason:
                 raise self._end_kind(self.end_reason)
+            if request.body.get("ahead_number") is not None:
+                self._staged.assign_inputs(_read_number(request, "ahead_number"), number)
             self._last = number
             self._waiting[number] = request
         self._inbox.put((RUN, request))
@@ -115,6 +118,13 @@ class DeviceSession:
                 return request.reply({})
             self._staged.add_piece(number, index, offset, total, piece)
         return request.reply({})
+
+    def stage_inputs(self, request: Request) -> None:
+        """Stage the buffers of ``{number}``, to which a later message refers; the answer is ``{}``."""
+        number = _read_number(request, "number")
+        with self._lock:
+            self._staged.add_inputs(number, [bytearray(buffer) for buffer in request.buffers])
+        request.reply({})
 
     def find_missing(self, request: Request) -> None:
         """Answer ``{number, names}`` with ``{missing}``: positions of the blobs that are not here."""
