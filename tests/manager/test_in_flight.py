@@ -135,7 +135,7 @@ def test_one_in_flight_is_one_at_a_time_as_before():
     frames.learn_costs(report())
     assert frames.frame_wait_s(99.0, Mode.SERVER, [10.0]) == math.inf
     assert frames.describe() == "1 frame at a time"
-    assert "replay: the calls of a frame" in FramesInFlight(2).describe()
+    assert "the next frame's input is sent meanwhile" in FramesInFlight(2).describe()
 
 
 def test_where_one_inference_follows_the_other_a_frame_is_taken_up_when_all_before_it_have_ended():
@@ -155,6 +155,17 @@ def test_where_one_inference_follows_the_other_a_frame_is_taken_up_when_all_befo
     assert frames.frame_wait_s(10.22, Mode.REPLAY, [10.05]) == 0.0
 
 
+def test_a_frame_whose_input_goes_ahead_is_taken_up_early_enough_for_that():
+    now = 10.0
+    frames = FramesInFlight(2)
+    frames._clock = lambda: now  # type: ignore[method-assign]
+    frames.learn_costs(report(part_s=0.04, lead_s=0.03, mode=Mode.REPLAY))
+    frames.take_ticket()
+    assert frames.frame_wait_s(10.0, Mode.REPLAY, [9.9]) == pytest.approx(0.01), "its upload ends with the turn before"
+    now = 10.02
+    assert frames.frame_wait_s(10.02, Mode.REPLAY, [9.9]) == 0.0
+
+
 def arriving(interval_s: float, most: int = 2) -> FramesInFlight:
     frames = FramesInFlight(most)
     for number in range(20):
@@ -169,6 +180,8 @@ def test_frames_wait_where_they_come_faster_than_a_mode_takes_them_up():
     assert 0.002 < frames.queueing_s(Mode.REPLAY, 0.095, 0.01) < 0.03, "some come too early"
     assert frames.queueing_s(Mode.REPLAY, 0.12, 0.01) == pytest.approx(0.05), "half of an interval"
     assert frames.queueing_s(Mode.SERVER, 0.12, 0.01) < 0.002, "uploads and computations overlap"
+    frames.learn_costs(report(part_s=0.06, lead_s=0.05, mode=Mode.REPLAY))
+    assert frames.queueing_s(Mode.REPLAY, 0.12, 0.01) < 0.002, "so do the uploads of inputs that go ahead"
     one_by_one = arriving(0.1, most=1)
     one_by_one.learn_costs(report(part_s=0.06))
     assert one_by_one.queueing_s(Mode.SERVER, 0.12, 0.01) == pytest.approx(0.05)
@@ -191,6 +204,14 @@ def test_a_wait_behind_earlier_frames_is_no_time_of_the_link_or_the_server():
     assert attributed.stages_s["queue"] == pytest.approx(0.01)
     assert attributed.stages_s["uplink"] == pytest.approx(0.01)
     assert report.total_s == 0.14, "the frame took that long all the same"
+
+
+def test_what_passed_before_the_turn_is_part_of_what_a_frame_takes_alone():
+    stages = {"encode": 0.01, "uplink": 0.03, "compute_server": 0.05}
+    report = InferenceReport(Mode.REPLAY, "", 0.06, stages)
+    alone = without_queueing(report, Attempt((), stages, lead_s=0.04, ahead_s=0.03))
+    assert alone.total_s == pytest.approx(0.09)
+    assert alone.stages_s == report.stages_s
 
 
 class AtOnce:

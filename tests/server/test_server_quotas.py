@@ -17,7 +17,7 @@ from edge_offload.server.services.device import service
 from edge_offload.server.services.device.executor import ExecutorProcess
 from edge_offload.server.services.device.service import DeviceService
 from edge_offload.server.services.device.session import DeviceSession
-from edge_offload.server.services.device.staging import ENTRY_BYTES
+from edge_offload.server.services.device.staging import ENTRY_BYTES, StagedBuffers, assemble_buffers
 from edge_offload.server.services.replica.service import RobotQuota
 from edge_offload.server.settings import Compute, Limits, Models
 from tests.server.server_rig import TIMINGS
@@ -158,6 +158,49 @@ def test_what_goes_ahead_of_its_message_is_bounded_even_if_it_is_empty(monkeypat
         session.stage_piece(Stage(number, 0))
     with pytest.raises(ProtocolError, match="too many bytes"):
         session.stage_piece(Stage(room + 1, 0))
+
+
+class Inputs:
+    """A request with the inputs of an inference, ahead of its message."""
+
+    def __init__(self, number, *buffers):
+        self.body, self.buffers = {"number": number}, buffers
+
+    def reply(self, body):
+        pass
+
+
+class Referring:
+    """A message that refers to the first buffer of the inputs ``ahead_number``."""
+
+    buffers, kind = (), "device.run"
+
+    def __init__(self, number, ahead_number, nbytes, position=0):
+        self.body = {"number": number, "answered": 0, "ahead_number": ahead_number, "parts": [[nbytes, position]]}
+
+
+def test_inputs_ahead_replace_those_that_no_message_refers_to_and_are_bounded(monkeypatch):
+    monkeypatch.setattr(DeviceSession, "_feed_executor", lambda self: None)
+    session = DeviceSession(Peer("r", "K"), ExecutorProcess(()), DeviceQuota(staged_bytes=1 << 20), store=None)
+    for number in range(20):
+        session.stage_inputs(Inputs(number, bytes(1 << 19)))
+    with pytest.raises(ProtocolError, match="too many bytes"):
+        session.stage_inputs(Inputs(20, bytes(1 << 19), bytes(1 << 19)))
+    with pytest.raises(ProtocolError, match="did not arrive"):
+        session.run_message(Referring(1, 19, 1 << 19))
+    session.stage_inputs(Inputs(21, bytes(1 << 19)))
+    session.run_message(Referring(1, 21, 1 << 19))
+    with pytest.raises(ProtocolError, match="too many bytes"):
+        session.stage_inputs(Inputs(22, bytes(1 << 19)))  # the message has not been forwarded
+
+
+@pytest.mark.parametrize(("number", "nbytes", "position"), [(1, 7, 0), (1, 8, 1), (1, 8, -1), (1, 8, 1 << 70)])
+def test_a_message_that_refers_to_other_inputs_is_refused(number, nbytes, position):
+    staged = StagedBuffers(1 << 20)
+    staged.add_inputs(1, [bytearray(8)])
+    staged.assign_inputs(1, number)
+    with pytest.raises(ProtocolError):
+        assemble_buffers([[nbytes, position]], [], staged.take_staged(number))
 
 
 class Executor:
