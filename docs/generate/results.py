@@ -513,6 +513,7 @@ TABLES: Dict[str, Callable[[Any], List[str]]] = {
     "engines": _engines,
     "every_frame": frames.every_frame,
     "in_flight": frames.in_flight,
+    "in_flight_replay": frames.in_flight,
     "multitask": frames.multitask,
     "chaos": faults.chaos,
     "chaos_split": faults.chaos,
