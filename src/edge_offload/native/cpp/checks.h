@@ -19,7 +19,7 @@ inline void check_host_operands(const Key& key, const c10::FunctionSchema& schem
   if (key.host_arrays) check_host_array(schema, key.bytes[sizeof(void*)] == 'T', key.host_arrays);
 }
 inline void check_version(const c10::OperatorHandle& op) {
-  const auto& refused = state().refused;
+  const auto& refused = state().inference.refused;
   if (refused.empty()) return;
   auto refusal = refused.find(c10::toString(op.operator_name()));
   TORCH_CHECK_NOT_IMPLEMENTED(refusal == refused.end(), refusal->second, " (edge_offload)");

@@ -29,7 +29,7 @@ inline Tensor on_host(const Tensor& t, const Tensor& bytes) {
 
 // Adds constants made since the first comparison whose values are unknown, each once.
 inline void add_recent(std::vector<Tensor>* unknown) {
-  auto& compared = state().compared;
+  auto& compared = state().inference.compared;
   std::deque<c10::weak_intrusive_ptr<c10::StorageImpl>> later;
   size_t bytes = 0;
   for (auto& one : compared.recent) {
@@ -50,7 +50,7 @@ inline void add_recent(std::vector<Tensor>* unknown) {
 
 // Reads the unknown constants among `wanted` in one go; returns true if the values of all are cached then.
 inline bool read_constants(const std::vector<Tensor>& wanted) {
-  auto& compared = state().compared;
+  auto& compared = state().inference.compared;
   compared.make_room();
   std::vector<Tensor> unknown;
   for (const auto& t : wanted) {
@@ -84,7 +84,7 @@ inline bool equal(const Tensor& self, const Tensor& other) {
   if (self.numel() == 0) return true;
   BelowAll below;
   Hold hold;
-  auto& compared = s.compared;
+  auto& compared = s.inference.compared;
   compared.used = true;
   Key key(&op.schema());
   key.tensor(self);

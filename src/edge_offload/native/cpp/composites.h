@@ -43,11 +43,11 @@ inline void whole_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet ke
 // Parts of an operator: torch registers them for backends without kernels.
 inline void parts(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradXLA), stack); }
 inline void whole_on_gpu_or_parts(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (state().gpu) whole_or_parts(op, keys, stack);
+  if (state().inference.gpu) whole_or_parts(op, keys, stack);
   else parts(op, stack);
 }
 inline void boxed_on_gpu(const c10::OperatorHandle& op, Stack* stack) {
-  if (state().gpu) boxed(op, stack);
+  if (state().inference.gpu) boxed(op, stack);
   else parts(op, stack);
 }
 

@@ -181,7 +181,7 @@ void synchronize() {
   py::gil_scoped_release release;
   Hold hold;
   if (state().lagging) Streams::all().wait_all();
-  if (state().local) { if (state().waiting) leave(); return; }
+  if (state().local) { if (state().reporting.waiting) leave(); return; }
   flush(kBarrier);
 }
 // Host memory of a storage as bytes, without a copy; None if it has none.
@@ -189,9 +189,9 @@ py::object memory(uint64_t id) {
   auto& s = state();
   c10::Storage storage;
   {
-    std::lock_guard<std::mutex> hold(s.deaths);
-    const auto match = s.listed.find(id);
-    if (match != s.listed.end()) storage = match->second->memory;
+    std::lock_guard<std::mutex> hold(s.drops.deaths);
+    const auto match = s.drops.listed.find(id);
+    if (match != s.drops.listed.end()) storage = match->second->memory;
   }
   if (!storage) return py::none();
   const int64_t bytes = storage.nbytes();
@@ -227,7 +227,7 @@ py::list describe(const std::vector<Return>& returns) {
 }
 // Name, key, and the results that were inferred in this process (None: the server returns them).
 py::tuple entry_of(uint32_t index) {
-  const auto& entry = *state().by_index.at(index);
+  const auto& entry = *state().tables.by_index.at(index);
   return py::make_tuple(entry.name, py::bytes(entry.key.substr(sizeof(void*))),
                         entry.claimed ? py::object(describe(entry.returns)) : py::object(py::none()));
 }
@@ -238,11 +238,11 @@ std::vector<uint32_t> foretell(const py::list& calls) {
   std::vector<uint32_t> numbers;
   for (const auto& item : calls) {
     auto call = py::cast<py::tuple>(item);
-    const Entry& like = *s.by_index.at(call[0].cast<uint32_t>());
+    const Entry& like = *s.tables.by_index.at(call[0].cast<uint32_t>());
     TORCH_CHECK(like.name.rfind("edge::", 0) != 0, "edge_offload: ", like.name, " is no operator");
     const std::string key = like.key.substr(0, sizeof(void*)) + call[1].cast<std::string>();
-    auto match = s.entries.find(key);
-    auto* entry = match != s.entries.end() ? match->second.get() : intern(key, like.name);
+    auto match = s.tables.entries.find(key);
+    auto* entry = match != s.tables.entries.end() ? match->second.get() : intern(key, like.name);
     if (!entry->dynamic && (!entry->cached || (entry->claimed && !entry->compared))) {
       const c10::FunctionSchema* schema = nullptr;  // an operator's key begins with it
       std::memcpy(&schema, key.data(), sizeof(schema));
@@ -264,26 +264,26 @@ const c10::FunctionSchema* schema_of(const std::string& name) {
 // the layouts in which it is correct (rules.h).
 void trust(const std::vector<std::string>& always, const std::array<std::map<std::string, int>, kWays>& ways) {
   auto& s = state();
-  s.trusted.clear();
-  s.exact.clear();
+  s.inference.trusted.clear();
+  s.inference.exact.clear();
   for (const auto& name : always)
-    if (const auto* schema = schema_of(name)) s.trusted.insert(schema);
+    if (const auto* schema = schema_of(name)) s.inference.trusted.insert(schema);
   for (int way = 0; way < kWays; ++way)
     for (const auto& [name, layouts] : ways[way])
-      if (const auto* schema = schema_of(name)) s.exact[schema][way] = layouts;
+      if (const auto* schema = schema_of(name)) s.inference.exact[schema][way] = layouts;
 }
 py::bytes code_of(uint32_t segment) {
-  const auto& code = state().defined_segments.at(segment)->code;
+  const auto& code = state().tables.defined_segments.at(segment)->code;
   return py::bytes(reinterpret_cast<const char*>(code.data()), code.size() * sizeof(uint32_t));
 }
 py::dict counters() {
   auto& s = state();
   py::dict d;
   d["calls"] = s.count_calls.load();
-  d["hits"] = s.count_hits;
+  d["hits"] = s.tables.count_hits;
   d["flushes"] = s.count_flushes;
-  d["entries"] = s.by_index.size();
-  d["segments"] = s.defined_segments.size();
+  d["entries"] = s.tables.by_index.size();
+  d["segments"] = s.tables.defined_segments.size();
   const int64_t taken = s.taken, given = s.given;
   d["allocated"] = taken - given;
   d["peak"] = s.room.peak.load();
@@ -313,31 +313,31 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("entry", &entry_of);
   m.def("segment_code", &code_of);
   m.def("foretell", &foretell);
-  m.def("expect", [](int64_t segment, size_t payloads) { state().expected = segment; state().expected_payloads = payloads; },
+  m.def("expect", [](int64_t segment, size_t payloads) { state().tables.expected = segment; state().tables.expected_payloads = payloads; },
         py::arg("segment"), py::arg("payloads") = 0);
-  m.def("read_alone", [] { state().compared.recent.clear(); });  // after a loss of storages: read only those that the program uses
+  m.def("read_alone", [] { state().inference.compared.recent.clear(); });  // after a loss of storages: read only those that the program uses
   m.def("trust", &trust);
   m.def("suppose", [](bool on, const std::vector<std::string>& excluded) {
-    state().supposes = on;
-    state().never_supposed.clear();
+    state().inference.supposes = on;
+    state().inference.never_supposed.clear();
     for (const auto& name : excluded)
-      if (const auto* schema = schema_of(name)) state().never_supposed.insert(schema);
+      if (const auto* schema = schema_of(name)) state().inference.never_supposed.insert(schema);
   });
   m.def("distrust", [](const std::string& name) {  // called by the handler: the server's result differs from the inferred one
-    if (const auto* schema = schema_of(name)) state().distrusted.insert(schema);
+    if (const auto* schema = schema_of(name)) state().inference.distrusted.insert(schema);
     forget();
   });
-  m.def("survey", [](bool on) { state().survey = on; });
-  m.def("surveyed", [] { return state().surveyed; });
-  m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().refused = std::move(names); });
+  m.def("survey", [](bool on) { state().inference.survey = on; });
+  m.def("surveyed", [] { return state().inference.surveyed; });
+  m.def("refuse", [](std::unordered_map<std::string, std::string> names) { Hold hold; state().inference.refused = std::move(names); });
   m.def("per_call", [](bool on) { state().per_call = on; });
-  m.def("computed_by_gpu", [](bool on) { Hold hold; state().gpu = on && !state().local; });
+  m.def("computed_by_gpu", [](bool on) { Hold hold; state().inference.gpu = on && !state().local; });
   m.def("compute_here", [](bool watched, double look_s) {
     auto& s = state();
     TORCH_CHECK(s.next_id == 1, "edge_offload: the device is in use");
     s.local = true;
     s.watched = watched;
-    s.report_interval = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
+    s.sampling.report_interval = std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(look_s));
   }, py::arg("watched"), py::arg("look_s") = 0.0);
   m.def("lag", [](uint32_t seed) {
     TORCH_CHECK(state().local && !state().watched && state().next_id == 1, "edge_offload: calls lag where this process computes all of them");
@@ -357,10 +357,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("follow", [](int64_t stream, std::shared_ptr<Mark> mark) { Streams::all().follow(stream, mark); }, unlocked);
   m.def("wait_for_stream", [](int64_t stream) { Streams::all().wait(stream); }, unlocked);
   m.def("cross", [](const Tensor& t) { context_of(t.storage().unsafeGetStorageImpl())->crossed = true; });
-  m.def("report_bytes", [](bool on) { state().reports_bytes = on; });
-  m.def("report_writes", [](bool on) { state().reports_writes = on; });
-  m.def("wait_for", [](std::vector<uint32_t> segments) { state().awaited = std::move(segments); });
-  m.def("rest_in", [](std::vector<uint32_t> segments) { state().local_segments = std::move(segments); });
+  m.def("report_bytes", [](bool on) { state().reporting.reports_bytes = on; });
+  m.def("report_writes", [](bool on) { state().reporting.reports_writes = on; });
+  m.def("wait_for", [](std::vector<uint32_t> segments) { state().reporting.awaited = std::move(segments); });
+  m.def("rest_in", [](std::vector<uint32_t> segments) { state().sampling.local_segments = std::move(segments); });
   m.def("memory", &memory);
   m.def("counters", &counters);
   m.def("reset_peak", [] {

@@ -42,17 +42,17 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     const bool dynamic = has_dynamic_results(op, *stack, first);
     std::vector<Return> returns;
     bool inferred = !dynamic && schema.returns().empty() && facts_of(op).writes;  // no results
-    if (!inferred && !dynamic && plain(key) && !s.distrusted.count(&schema)) {
-      if (s.survey) surveyed.guess(op, *stack, first, key);
-      else if (s.trusted.count(&schema)) {
+    if (!inferred && !dynamic && plain(key) && !s.inference.distrusted.count(&schema)) {
+      if (s.inference.survey) surveyed.guess(op, *stack, first, key);
+      else if (s.inference.trusted.count(&schema)) {
         returns = MetaRun().run(op, *stack, first, key);  // raises the errors of eager execution
         inferred = true;
-      } else if (const auto match = s.exact.find(&schema); match != s.exact.end()) {
+      } else if (const auto match = s.inference.exact.find(&schema); match != s.inference.exact.end()) {
         const auto layouts = layouts_needed(key);
         for (int way = 0; way < kWays && !inferred; ++way)
           inferred = (match->second[way] & layouts) == layouts && infer_results(op, *stack, first, key, way, &returns);
       }
-      if (!inferred && !s.survey) inferred = supposed.infer_results(op, *stack, first, key, &returns);
+      if (!inferred && !s.inference.survey) inferred = supposed.infer_results(op, *stack, first, key, &returns);
     }
     entry = intern(key.view(), c10::toString(op.operator_name()));
     entry->dynamic = dynamic;
@@ -60,23 +60,23 @@ inline void boxed(const c10::OperatorHandle& op, Stack* stack) {
     entry->returns = std::move(returns);
   }
   if (entry->cached) check_room(new_bytes(entry->returns));
-  if (s.compared.used) note_writes(op, *stack, first);
+  if (s.inference.compared.used) note_writes(op, *stack, first);
   note(entry, key);
   if (entry->cached) {
-    ++s.count_hits;
+    ++s.tables.count_hits;
     give_results(entry->returns, key, stack, arguments, true);
     after_call();
     return;
   }
   std::vector<Return> returns;
-  const auto generation = s.generation;
+  const auto generation = s.tables.generation;
   const bool dynamic = entry->dynamic;
   flush(dynamic ? kDynamic : kInfer, [&](const py::object& result) { returns = parse_returns(result, schema); });
   surveyed.judge(returns);
   supposed.judge(returns);
   give_results(returns, key, stack, arguments, false);
   const int64_t bytes = new_bytes(returns), in_use = s.taken - s.given;
-  if (!dynamic && generation == s.generation) { entry->returns = std::move(returns); entry->cached = true; }  // else the entry was evicted
+  if (!dynamic && generation == s.tables.generation) { entry->returns = std::move(returns); entry->cached = true; }  // else the entry was evicted
   if (in_use <= s.room.limit) return;
   torch::jit::drop(*stack, schema.returns().size());  // these results exist on the server, too
   s.room.refuse(bytes, in_use - bytes);

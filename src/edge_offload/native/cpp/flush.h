@@ -10,12 +10,12 @@ namespace edge_offload {
 inline uint32_t identify(const Segment& segment, bool* fresh) {
   auto& s = state();
   const Bytes128 hash{segment.hash[0], segment.hash[1]};
-  auto range = s.segments.equal_range(hash);
+  auto range = s.tables.segments.equal_range(hash);
   for (auto it = range.first; it != range.second; ++it)
-    if (s.defined_segments[it->second]->code == segment.code) { *fresh = false; return it->second; }
-  const uint32_t id = s.defined_segments.size();
-  s.defined_segments.push_back(std::make_unique<DefinedSegment>(DefinedSegment{id, segment.code}));
-  s.segments.emplace(hash, id);
+    if (s.tables.defined_segments[it->second]->code == segment.code) { *fresh = false; return it->second; }
+  const uint32_t id = s.tables.defined_segments.size();
+  s.tables.defined_segments.push_back(std::make_unique<DefinedSegment>(DefinedSegment{id, segment.code}));
+  s.tables.segments.emplace(hash, id);
   *fresh = true;
   return id;
 }
@@ -60,7 +60,7 @@ struct Ended {
     epoch = s.epoch++;
     base = segment.code.empty() ? s.next_id.load() : segment.base;
     id = identify(segment, &fresh);
-    { std::lock_guard<std::mutex> hold(s.deaths); deaths.swap(s.dead); }
+    { std::lock_guard<std::mutex> hold(s.drops.deaths); deaths.swap(s.drops.dead); }
     s.room.unreported = 0;
     ++s.count_flushes;
   }
@@ -89,10 +89,10 @@ inline void flush(Reason reason, Use use) {
   Busy busy;
   py::object result;
   try {
-    result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.generation, ended.id, ended.fresh,
+    result = py::reinterpret_borrow<py::object>(s.handler).attr("flush")(static_cast<int>(reason), s.tables.generation, ended.id, ended.fresh,
         ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, ended.segment.calls);
   } catch (...) {
-    s.compared.recent.clear();  // some of these storages may not exist on the server
+    s.inference.compared.recent.clear();  // some of these storages may not exist on the server
     throw;
   }
   use(result);
@@ -110,13 +110,13 @@ inline void check_room(int64_t bytes) {
 
 inline void announce_if_complete() {
   auto& s = state();
-  if (s.expected < 0) return;
-  const auto& announced = *s.defined_segments[s.expected];
+  if (s.tables.expected < 0) return;
+  const auto& announced = *s.tables.defined_segments[s.tables.expected];
   const auto& code = s.pending.code;
-  if (s.pending.payloads.size() != s.expected_payloads || code.size() > announced.code.size() ||
+  if (s.pending.payloads.size() != s.tables.expected_payloads || code.size() > announced.code.size() ||
       !std::equal(code.begin(), code.end(), announced.code.begin()))
     return;
-  s.expected = -1;
+  s.tables.expected = -1;
   py::gil_scoped_acquire gil;
   py::list live, payloads;
   for (auto value : s.pending.live) live.append(value);

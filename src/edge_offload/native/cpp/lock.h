@@ -1,6 +1,6 @@
 // Recursive lock on calls, which costs no cache miss if it is free.
 //
-// A kernel evicts libc's code and any mutex from the caches. This lock is two machine words in the cache line of DeviceState
+// A kernel evicts libc's code and any mutex from the caches. This lock is two machine words in the cache line of CallState
 // that every call reads. Only a thread that has to wait makes a system call.
 #pragma once
 #include <pthread.h>

@@ -45,7 +45,7 @@ inline void remember_host_tensor(Context* context, const Tensor& host) {
 // Records that a storage of a cut segment is used after the cut.
 [[gnu::noinline]] inline void note_use(const Context& context, const c10::TensorImpl* mine) {
   auto& s = state();
-  for (const auto& use : s.uses) if (use.id == context.id) return;
+  for (const auto& use : s.reporting.uses) if (use.id == context.id) return;
   const auto bytes = static_cast<int64_t>(mine->storage().nbytes()), item = static_cast<int64_t>(mine->dtype().itemsize());
   auto flat = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(mine->storage()), c10::DispatchKeySet(kKey), mine->dtype());
   if (mine->is_non_overlapping_and_dense() && mine->storage_offset() == 0 && mine->numel() * item == bytes)
@@ -55,12 +55,12 @@ inline void remember_host_tensor(Context* context, const Tensor& host) {
   Key key(kDownload);
   key.tensor(flat);
   Tensor value;
-  if (s.reports_bytes && context.memory) {  // unchanged since the cut, because this is its first use
+  if (s.reporting.reports_bytes && context.memory) {  // unchanged since the cut, because this is its first use
     auto host = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(context.memory), c10::DispatchKeySet(c10::DispatchKey::CPU), mine->dtype());
     host.unsafeGetTensorImpl()->set_sizes_and_strides(flat.sizes(), flat.strides());
     value = host.clone(at::MemoryFormat::Contiguous);
   }
-  s.uses.push_back({context.id, context.canonical, special(kDownload, key)->index, value});
+  s.reporting.uses.push_back({context.id, context.canonical, special(kDownload, key)->index, value});
 }
 // Stored host tensor with the metadata of a device tensor over this storage; null: there is none.
 inline c10::TensorImpl* Context::find_host_tensor(const c10::TensorImpl* mine) const {

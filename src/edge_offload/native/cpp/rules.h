@@ -185,7 +185,7 @@ inline Rule rule_of(const c10::FunctionSchema& schema) {
   return rule == rules.end() ? nullptr : rule->second;
 }
 
-// Infers the results of a call in one way; false if it cannot. DeviceState::exact says where that is correct.
+// Infers the results of a call in one way; false if it cannot. Inference::exact says where that is correct.
 inline bool infer_results(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, int way, std::vector<Return>* returns) {
   const auto& schema = op.schema();
   const Rule rule = rule_of(schema);

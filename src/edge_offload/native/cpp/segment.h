@@ -21,8 +21,8 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
     context->canonical = s.pending.values++;
     context->fresh = false;
     if (s.local && !context->listed) {
-      std::lock_guard<std::mutex> hold(s.deaths);
-      s.listed.emplace(context->id, context);
+      std::lock_guard<std::mutex> hold(s.drops.deaths);
+      s.drops.listed.emplace(context->id, context);
       context->listed = true;
     }
     s.pending.live.push_back(context->canonical);
@@ -35,41 +35,41 @@ inline uint32_t canonical(c10::StorageImpl* storage) {
 inline Entry* lookup(const Key& key) {
   auto& s = state();
   const auto bytes = key.view();
-  Entry* before = s.last;
-  if (before && before->next && std::string_view(before->next->key) == bytes) return s.last = before->next;
-  auto match = s.entries.find(bytes);
-  s.last = match == s.entries.end() ? nullptr : match->second.get();
-  if (before) before->next = s.last;
-  return s.last;
+  Entry* before = s.tables.last;
+  if (before && before->next && std::string_view(before->next->key) == bytes) return s.tables.last = before->next;
+  auto match = s.tables.entries.find(bytes);
+  s.tables.last = match == s.tables.entries.end() ? nullptr : match->second.get();
+  if (before) before->next = s.tables.last;
+  return s.tables.last;
 }
 inline Entry* intern(std::string_view key, std::string name) {
   auto& s = state();
   auto entry = std::make_unique<Entry>();
-  entry->index = s.by_index.size();
+  entry->index = s.tables.by_index.size();
   entry->name = std::move(name);
   entry->key = key;
   auto* result = entry.get();
-  s.by_index.push_back(result);
-  s.entries.emplace(std::string_view(result->key), std::move(entry));
+  s.tables.by_index.push_back(result);
+  s.tables.entries.emplace(std::string_view(result->key), std::move(entry));
   return result;
 }
 
 inline void forget() {
   auto& s = state();
-  s.entries.clear();
-  s.by_index.clear();
-  s.last = nullptr;
-  s.segments.clear();
-  s.defined_segments.clear();
-  s.expected = -1;
-  s.awaited.clear();
-  s.local_segments.clear();
-  ++s.generation;
+  s.tables.entries.clear();
+  s.tables.by_index.clear();
+  s.tables.last = nullptr;
+  s.tables.segments.clear();
+  s.tables.defined_segments.clear();
+  s.tables.expected = -1;
+  s.reporting.awaited.clear();
+  s.sampling.local_segments.clear();
+  ++s.tables.generation;
 }
 inline void forget_if_many() {
   auto& s = state();
-  if ((s.by_index.size() < kMaxEntries && s.defined_segments.size() < kMaxSegments) || !s.pending.code.empty()) return;
-  s.supposed.clear();
+  if ((s.tables.by_index.size() < kMaxEntries && s.tables.defined_segments.size() < kMaxSegments) || !s.pending.code.empty()) return;
+  s.inference.supposed.clear();
   forget();
 }
 
@@ -80,14 +80,14 @@ inline void note(const Entry* entry, const Key& key) {
   auto& segment = state().pending;
   // everything that may throw comes first: half a call would make the rest of the segment unreadable
   for (auto* storage : key.references) context_of(storage);
-  if (state().cut)
+  if (state().reporting.cut)
     for (const auto* t : key.tensors) {
       const auto* context = context_of(t->storage().unsafeGetStorageImpl());
       if (context->cut()) note_use(*context, t->unsafeGetTensorImpl());
     }
   c10::SmallVector<Tensor, 2> payloads;
   for (const auto& payload : key.payloads) {
-    if (state().local && !state().waiting && !state().reports_bytes) { payloads.emplace_back(); continue; }  // its bytes are not needed
+    if (state().local && !state().reporting.waiting && !state().reporting.reports_bytes) { payloads.emplace_back(); continue; }  // its bytes are not needed
     auto plain = payload.resolve_conj().resolve_neg().contiguous();
     payloads.push_back(plain.is_alias_of(payload) ? plain.clone() : plain);
   }
@@ -124,10 +124,10 @@ inline Entry* special(const char* name, const Key& key) {
 // Notes that the program writes to a storage, which may have been compared (compare.h).
 inline void written(c10::StorageImpl* storage, bool uploads = false) {
   auto& s = state();
-  if (!s.compared.used) return;
+  if (!s.inference.compared.used) return;
   const auto id = context_of(storage)->id;
-  s.compared.wrote(id);
-  if (uploads) s.compared.uploads(id + 1 == s.next_id ? id : s.next_id.load(), s.count_flushes);
+  s.inference.compared.wrote(id);
+  if (uploads) s.inference.compared.uploads(id + 1 == s.next_id ? id : s.next_id.load(), s.count_flushes);
 }
 template <typename Fill>
 inline Entry* note_special(const char* name, Fill fill) {

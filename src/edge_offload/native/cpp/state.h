@@ -1,6 +1,6 @@
 // State of the device: calls and the metadata of their results, storages, the pending segment, and earlier segments.
 //
-// Locking: `DeviceState::calls` orders calls and is always taken before the GIL; `DeviceState::deaths` is a leaf, taken by
+// Locking: `DeviceState::calls` orders calls and is always taken before the GIL; `Drops::deaths` is a leaf, taken by
 // destructors of storages, which run wherever Python drops a tensor.
 #pragma once
 #include "compared.h"
@@ -75,7 +75,7 @@ struct Context {  // owner of a device storage; its fake pointer stands for it
   uint64_t epoch = 0;   // segment in which `canonical` is valid
   uint32_t canonical = 0;
   bool fresh = false;   // created in that segment
-  bool listed = false;  // in DeviceState::listed: a noted segment refers to it, so the handler may refer to it, too
+  bool listed = false;  // in Drops::listed: a noted segment refers to it, so the handler may refer to it, too
   bool spare = false;   // among the spares of a thread, until it gets bytes
   bool crossed = false;  // if calls lag (streams.h): a stream other than `stream` uses the memory, as record_stream reported;
   int64_t stream = 0;    // ... the stream that allocated it
@@ -108,32 +108,43 @@ using Exact = std::array<uint8_t, 3>;  // per way (rules.h): layouts in which it
 struct Bytes128 { uint64_t low, high; bool operator==(const Bytes128& o) const { return low == o.low && high == o.high; } };
 struct Hash128 { size_t operator()(const Bytes128& b) const { return b.low ^ (b.high * 0x9e3779b97f4a7c15ull); } };
 
-struct alignas(64) DeviceState {
-  // the fields that every call in this process accesses, in one cache line: kernels evict the caches between two calls
+// What every call in this process accesses, in one cache line: kernels evict the caches between two calls. The state is
+// static and value-initialised, so that bits are zero.
+struct alignas(64) CallState {
   std::atomic<uint64_t> next_id{1};
   std::atomic<uint64_t> count_calls{0};
   std::atomic<int64_t> taken{0}, given{0};  // bytes of all storages that the program has made, and of those that it has dropped
   std::atomic<int64_t> mark{0};             // its peak of bytes in use, limited to the bytes that it may use (room.h)
-  bool local = false;    // calls are computed in this process (computing.h, watching.h)
+  bool local : 1;    // calls are computed in this process (computing.h, watching.h)
+  bool lagging : 1;  // test mode: work that a GPU may do later is delayed in this process, too (streams.h)
+  bool lost : 1;     // ... in which the device has been lost
   bool watched = false;  // ... and noted as well: every segment that ends in a read is reported to the handler
   bool skipping = false;  // nothing is noted until the next read, because this is no inference that could be repeated
   bool busy = false;     // the handler is running
-  bool lagging = false;  // test mode: work that a GPU may do later is delayed in this process, too (streams.h)
-  bool lost = false;     // ... in which the device has been lost
   std::atomic<uint32_t> dropped_count{0};  // storages that the program has dropped
   CallLock calls;
-  alignas(64) std::mutex deaths;
-  uint64_t epoch = 1;
-  Room room;
+};
+static_assert(sizeof(CallState) == 64, "one cache line");
+
+struct alignas(64) Drops {  // storages that the program has dropped, and those that a noted segment refers to
+  std::mutex deaths;
   std::vector<Death> dead;
-  Segment pending;
+  std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
+};
+
+struct CallTables {  // calls and segments that have been defined
   std::unordered_map<std::string_view, std::unique_ptr<Entry>> entries;  // the view is into Entry::key
   std::vector<Entry*> by_index;
   Entry* last = nullptr;  // result of the latest lookup
+  uint64_t count_hits = 0;
   std::unordered_multimap<Bytes128, uint32_t, Hash128> segments;  // hash -> index in `defined_segments`; their codes are compared
   std::vector<std::unique_ptr<DefinedSegment>> defined_segments;
   int64_t expected = -1;  // segment to announce when `expected_payloads` of its uploads have been noted
   size_t expected_payloads = 0;
+  uint32_t generation = 0;  // number of times that the caches of entries and segments were emptied
+};
+
+struct Inference {  // which results are inferred in this process, and how far that is trusted
   std::unordered_set<const c10::FunctionSchema*> trusted;  // operators whose meta kernels call the shape functions of the CPU kernels
   std::unordered_map<const c10::FunctionSchema*, Exact> exact;  // operators whose results are inferred correctly in some layouts (rules.h)
   bool supposes = false;  // infer results of operators outside both tables, once that was correct for a call of the same form (suppose.h);
@@ -144,29 +155,43 @@ struct alignas(64) DeviceState {
   std::map<std::tuple<std::string, int, int>, std::pair<int, int>> surveyed;  // operator, layout, way: numbers of correct and wrong results
   Compared compared;
   std::unordered_map<std::string, std::string> refused;  // operators that the server lacks or has in another version: reason
-  uint32_t generation = 0;                                 // number of times that the caches of entries and segments were emptied
-  bool per_call = false;
   bool gpu = false;  // a GPU computes the calls: composites with cuDNN kernels are recorded whole (composites.h)
-  bool installed = false;
-  PyObject* handler = nullptr;
-  // if calls are computed in this process:
+};
+
+struct Reporting {  // what the handler is told if calls are computed in this process
   bool reports_bytes = false;      // segments are reported with the bytes that they uploaded and read
   bool reports_writes = false;     // the handler is called before memory is written
   bool waiting = false;   // the pending calls have not been computed: robot and server may compute them together
   std::vector<uint32_t> awaited, following;  // segments to wait for; those of them with the pending one as their beginning
-  std::vector<uint32_t> local_segments;          // segments that stay in this process: most calls that begin one are not noted
+  std::vector<uint64_t> written;             // storages written since the last report to the handler
+  uint64_t cut = 0;                          // epoch of a segment that ended in the middle of an inference; 0: none
+  bool cut_read = false;                     // something has been read after it; `uses`: its storages that were used since
+  std::vector<Use> uses;
+  const char* skip_reason = "";
+};
+
+struct Sampling {  // segments that stay in this process
+  std::vector<uint32_t> local_segments;          // most calls that begin one are not noted
   bool resting = false;                      // such a segment is running, and is not noted
   std::chrono::steady_clock::duration report_interval{};    // interval in which such segments are reported to the handler
   std::chrono::steady_clock::time_point reported_at;   // time of the last such report
   uint64_t reported_flushes = 0;                      // value of `count_flushes` then
   uint32_t sampler = 0;                         // random state: decides which of such segments are noted all the same
-  std::vector<uint64_t> written;             // storages written since the last report to the handler
-  uint64_t cut = 0;                          // epoch of a segment that ended in the middle of an inference; 0: none
-  bool cut_read = false;                     // something has been read after it; `uses`: its storages that were used since
-  std::vector<Use> uses;
-  std::unordered_map<uint64_t, Context*> listed;  // guarded by `deaths`
-  const char* skip_reason = "";
-  uint64_t count_hits = 0, count_flushes = 0;
+};
+
+struct DeviceState : CallState {
+  Drops drops;
+  uint64_t epoch = 1;
+  Room room;
+  Segment pending;
+  uint64_t count_flushes = 0;
+  CallTables tables;
+  Inference inference;
+  Reporting reporting;
+  Sampling sampling;
+  bool per_call = false;
+  bool installed = false;
+  PyObject* handler = nullptr;
 };
 union Forever {  // never destroyed: storages outlive static destruction
   DeviceState state;
@@ -175,7 +200,7 @@ union Forever {  // never destroyed: storages outlive static destruction
 };
 inline Forever forever;
 inline DeviceState& state() { return forever.state; }
-inline bool Context::cut() const { return fresh && epoch == state().cut; }
+inline bool Context::cut() const { return fresh && epoch == state().reporting.cut; }
 
 inline int64_t& current_stream() { static thread_local int64_t stream = 0; return stream; }  // if calls lag
 
@@ -215,9 +240,9 @@ inline Context::~Context() {
   for (auto& slot : host_tensors)
     if (auto* host = slot.load(std::memory_order_acquire)) c10::raw::intrusive_ptr::decref(host);
   if (s.local && !listed && (!s.watched || !fresh)) return;  // it was never reported
-  std::lock_guard<std::mutex> hold(s.deaths);
-  if (listed) s.listed.erase(id);
-  s.dead.push_back({id, epoch, canonical, fresh});
+  std::lock_guard<std::mutex> hold(s.drops.deaths);
+  if (listed) s.drops.listed.erase(id);
+  s.drops.dead.push_back({id, epoch, canonical, fresh});
 }
 inline void release(void* context) { delete static_cast<Context*>(context); }
 

@@ -29,7 +29,7 @@ inline c10::DataPtr pointer_to(Context* context) {
 inline c10::Storage new_storage(int64_t bytes, bool in_segment) {
   c10::Storage made(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                          pointer_to(new_context(in_segment, bytes)), &allocator(), true));
-  state().compared.made(made);
+  state().inference.compared.made(made);
   return made;
 }
 

@@ -68,9 +68,9 @@ class Supposed {
  public:
   bool infer_results(const c10::OperatorHandle& op, const Stack& stack, size_t first, const Key& key, std::vector<Return>* returns) {
     auto& s = state();
-    if (!s.supposes || s.never_supposed.count(&op.schema())) return false;
+    if (!s.inference.supposes || s.inference.never_supposed.count(&op.schema())) return false;
     form_ = form_of(key);
-    auto& verdicts = s.supposed[form_];
+    auto& verdicts = s.inference.supposed[form_];
     const int at_once = is_quantizing(op, stack, first) ? kWays : way_at_once(op, key);
     for (int way : {kRule, kNumbers, kMeta}) {
       const bool supposed = way == at_once && verdicts[way] != kWrong;
@@ -82,7 +82,7 @@ class Supposed {
   }
   void judge(const std::vector<Return>& returns) {
     if (form_.empty()) return;
-    auto& verdicts = state().supposed[form_];
+    auto& verdicts = state().inference.supposed[form_];
     for (int way = 0; way < kWays; ++way)
       if (predicted_[way] && verdicts[way] != kWrong) verdicts[way] = same(guesses_[way], returns) ? kRight : kWrong;
   }

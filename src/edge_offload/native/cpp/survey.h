@@ -28,7 +28,7 @@ class Surveyed {
     if (name_.empty()) return;
     for (int way = 0; way < kWays; ++way) {
       if (!predicted_[way]) continue;
-      auto& counts = state().surveyed[{name_, layout_, way}];
+      auto& counts = state().inference.surveyed[{name_, layout_, way}];
       ++(same(guesses_[way], returns) ? counts.first : counts.second);
     }
   }

@@ -14,18 +14,18 @@ inline void skip_segment(const char* why) {
   s.pending = Segment();
   ++s.epoch;
   s.skipping = true;
-  s.skip_reason = why;
+  s.reporting.skip_reason = why;
 }
 // Ends waiting because the program deviated: computes the calls up to here.
 inline void leave() {
   auto& s = state();
-  s.waiting = false;
+  s.reporting.waiting = false;
   s.skipping = true;
-  s.skip_reason = "";
+  s.reporting.skip_reason = "";
   flush(kBarrier);
 }
 inline void give_up(const char* why) {
-  if (state().waiting) leave();
+  if (state().reporting.waiting) leave();
   else if (!state().skipping) skip_segment(why);
 }
 
@@ -39,36 +39,36 @@ inline void cut() {
   auto& s = state();
   const char* const why = "has sizes that depend on data";
   if (s.pending.payloads.empty()) { give_up(why); return; }
-  if (s.waiting) {
+  if (s.reporting.waiting) {
     const auto& code = s.pending.code;
-    if (std::none_of(s.following.begin(), s.following.end(), [&](uint32_t id) { return s.defined_segments.at(id)->code.size() == code.size(); })) {
+    if (std::none_of(s.reporting.following.begin(), s.reporting.following.end(), [&](uint32_t id) { return s.tables.defined_segments.at(id)->code.size() == code.size(); })) {
       leave();
       return;
     }
-    s.waiting = false;
+    s.reporting.waiting = false;
     flush(kCut);
   } else {
     const double seconds = seconds_of(s.pending);
     std::vector<uint64_t> written;
-    written.swap(s.written);
+    written.swap(s.reporting.written);
     Ended ended;
     py::gil_scoped_acquire gil;
     SegmentReport report(ended);
     Busy busy;
     const bool learns = py::cast<bool>(py::reinterpret_borrow<py::object>(s.handler).attr("cut")(
-        s.generation, ended.id, ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, seconds, written));
-    if (learns) s.cut = ended.epoch;
+        s.tables.generation, ended.id, ended.base, report.live, report.dead, report.freed, report.numbers, report.payloads, seconds, written));
+    if (learns) s.reporting.cut = ended.epoch;
   }
   s.skipping = true;
-  s.skip_reason = "";
+  s.reporting.skip_reason = "";
 }
 // Reports to the handler which storages of the cut segment the program has used.
 inline void tell_uses() {
   auto& s = state();
-  s.cut = 0;
-  s.cut_read = false;
+  s.reporting.cut = 0;
+  s.reporting.cut_read = false;
   std::vector<Use> uses;
-  uses.swap(s.uses);
+  uses.swap(s.reporting.uses);
   py::gil_scoped_acquire gil;
   py::list items;
   for (const auto& use : uses) items.append(py::make_tuple(use.id, use.canonical, use.entry, use.value.defined() ? py::object(py::cast(use.value)) : py::object(py::none())));
@@ -92,7 +92,7 @@ inline std::vector<uint32_t> matching_segments(const std::vector<uint32_t>& segm
     next.push_back(s.pending.values + place);
   }
   for (auto segment : segments) {
-    const auto& code = s.defined_segments.at(segment)->code;
+    const auto& code = s.tables.defined_segments.at(segment)->code;
     if (code.size() >= at + next.size() && std::equal(next.begin(), next.end(), code.begin() + at)) matching.push_back(segment);
   }
   return matching;
@@ -100,27 +100,27 @@ inline std::vector<uint32_t> matching_segments(const std::vector<uint32_t>& segm
 // Returns true if this call is the next one of an awaited segment; then waits.
 inline bool follows(const Entry& entry, const Key& key) {
   auto& s = state();
-  if (!s.pending.code.empty() && !s.waiting) return false;
-  auto matching = matching_segments(s.waiting ? s.following : s.awaited, entry, key);
+  if (!s.pending.code.empty() && !s.reporting.waiting) return false;
+  auto matching = matching_segments(s.reporting.waiting ? s.reporting.following : s.reporting.awaited, entry, key);
   if (matching.empty()) return false;
-  s.following = std::move(matching);
-  s.waiting = true;
+  s.reporting.following = std::move(matching);
+  s.reporting.waiting = true;
   return true;
 }
 // Returns true if nothing need be noted up to the next read, because this call begins a segment that stays in this process.
 // One time in sixteen, at random, it is noted all the same: another inference that could be divided may begin so, too.
 inline bool may_rest(const Entry& entry, const Key& key) {
   auto& s = state();
-  if (!s.pending.code.empty() || s.reports_bytes || matching_segments(s.local_segments, entry, key).empty()) return false;
-  s.sampler = s.sampler * 1664525u + 1013904223u;
-  return s.sampler >> 28 != 0;
+  if (!s.pending.code.empty() || s.reporting.reports_bytes || matching_segments(s.sampling.local_segments, entry, key).empty()) return false;
+  s.sampling.sampler = s.sampling.sampler * 1664525u + 1013904223u;
+  return s.sampling.sampler >> 28 != 0;
 }
 
 inline Fate note_or_wait(const Entry& entry, const Key& key) {
   auto& s = state();
   if (follows(entry, key)) { note(&entry, key); return Fate::kWait; }
-  if (s.waiting) { leave(); return Fate::kCompute; }
-  if (may_rest(entry, key)) { s.skipping = s.resting = true; s.skip_reason = ""; return Fate::kCompute; }
+  if (s.reporting.waiting) { leave(); return Fate::kCompute; }
+  if (may_rest(entry, key)) { s.skipping = s.sampling.resting = true; s.reporting.skip_reason = ""; return Fate::kCompute; }
   if (s.pending.code.size() > kFlushLength) { skip_segment("is too long"); return Fate::kCompute; }
   note(&entry, key);
   return Fate::kNoted;
@@ -146,12 +146,12 @@ inline void writes(c10::StorageImpl* storage) {
   auto& s = state();
   auto* context = context_of(storage);
   if (!context->listed || (context->fresh && context->epoch == s.epoch)) return;
-  if (s.reports_writes) {
+  if (s.reporting.reports_writes) {
     py::gil_scoped_acquire gil;
     Busy busy;
     py::reinterpret_borrow<py::object>(s.handler).attr("before_write")(context->id);
   }
-  if (s.written.empty() || s.written.back() != context->id) s.written.push_back(context->id);
+  if (s.reporting.written.empty() || s.reporting.written.back() != context->id) s.reporting.written.push_back(context->id);
 }
 inline void writes(const IValue& v) {
   if (v.isTensor()) { if (v.toTensor().defined() && on_device(v.toTensor())) writes(v.toTensor().storage().unsafeGetStorageImpl()); }
@@ -162,16 +162,16 @@ inline void writes(const IValue& v) {
 inline void report_read(const Tensor& host) {
   auto& s = state();
   const bool skipping = s.skipping;
-  if (std::exchange(s.resting, false)) {
+  if (std::exchange(s.sampling.resting, false)) {
     bool deaths;
-    { std::lock_guard<std::mutex> hold(s.deaths); deaths = !s.dead.empty(); }
-    if (!deaths && s.written.empty()) {
+    { std::lock_guard<std::mutex> hold(s.drops.deaths); deaths = !s.drops.dead.empty(); }
+    if (!deaths && s.reporting.written.empty()) {
       s.skipping = false;
       ++s.epoch;
       const auto now = std::chrono::steady_clock::now();
-      if (s.reported_flushes == s.count_flushes && now - s.reported_at < s.report_interval) return;
-      s.reported_at = now;
-      s.reported_flushes = s.count_flushes;
+      if (s.sampling.reported_flushes == s.count_flushes && now - s.sampling.reported_at < s.sampling.report_interval) return;
+      s.sampling.reported_at = now;
+      s.sampling.reported_flushes = s.count_flushes;
       py::gil_scoped_acquire gil;
       Busy busy;
       py::reinterpret_borrow<py::object>(s.handler).attr("rested")();
@@ -180,16 +180,16 @@ inline void report_read(const Tensor& host) {
   }
   const double seconds = seconds_of(s.pending);
   std::vector<uint64_t> written;
-  written.swap(s.written);
+  written.swap(s.reporting.written);
   s.skipping = false;
-  s.cut_read = s.cut != 0;  // its uses are recorded until the next upload
+  s.reporting.cut_read = s.reporting.cut != 0;  // its uses are recorded until the next upload
   Ended ended;
   if (skipping && ended.deaths.empty() && written.empty()) return;
   py::gil_scoped_acquire gil;
   SegmentReport report(ended);
   Busy busy;
   py::reinterpret_borrow<py::object>(s.handler).attr("computed")(
-      s.generation, skipping ? py::object(py::str(s.skip_reason)) : py::object(py::int_(ended.id)), ended.base, report.live, report.dead, report.freed, report.numbers,
+      s.tables.generation, skipping ? py::object(py::str(s.reporting.skip_reason)) : py::object(py::int_(ended.id)), ended.base, report.live, report.dead, report.freed, report.numbers,
       report.payloads, host.defined() ? py::object(py::cast(host)) : py::object(py::none()), seconds, written);
 }
 
@@ -201,7 +201,7 @@ inline void read_on_host(const Tensor& source, Use use) {
   if (!s.watched) { use(host_of(source)); return; }
   Hold hold;
   if (note_or_wait(kDownload, [&](Key& key) { key.tensor(source); }) == Fate::kWait) {
-    s.waiting = false;
+    s.reporting.waiting = false;
     Tensor host;
     flush(kRead, [&](const py::object& result) { host = py::cast<Tensor>(result); });
     use(host);
@@ -209,7 +209,7 @@ inline void read_on_host(const Tensor& source, Use use) {
   }
   const Tensor host = host_of(source);
   use(host);
-  report_read(s.reports_bytes && !s.skipping ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
+  report_read(s.reporting.reports_bytes && !s.skipping ? host.resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous) : Tensor());
 }
 
 inline void write_on_host(const Tensor& self, const Tensor& source) {
@@ -217,7 +217,7 @@ inline void write_on_host(const Tensor& self, const Tensor& source) {
   BelowAll below;
   if (!s.watched) { copy_on_host(host_of(self), source); return; }
   Hold hold;
-  if (s.cut_read) tell_uses();
+  if (s.reporting.cut_read) tell_uses();
   const auto fate = note_or_wait(kUpload, [&](Key& key) {
     key.tensor(self);
     key.tag('P'); key.put(static_cast<uint8_t>(source.scalar_type())); key.put(static_cast<uint8_t>(source.dim()));
@@ -256,7 +256,7 @@ inline void compute(const c10::OperatorHandle& op, Stack* stack) {
       if (!entry) entry = intern(key.view(), c10::toString(op.operator_name()));
       if (entry->cached) check_room(new_bytes(entry->returns));
       const auto fate = note_or_wait(*entry, key);
-      if (fate == Fate::kWait) { ++s.count_hits; give_results(entry->returns, key, stack, arguments, true); return; }
+      if (fate == Fate::kWait) { ++s.tables.count_hits; give_results(entry->returns, key, stack, arguments, true); return; }
       if (fate == Fate::kCompute) entry = nullptr;
     }
   }
