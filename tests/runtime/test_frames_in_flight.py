@@ -231,15 +231,21 @@ def test_a_failed_request_delayed_nothing_measurable():
     assert earlier.behind_s(transfer(1.0, 1.1, 1.2, 1.3), 0.1) == {}
 
 
-@pytest.mark.parametrize(("interval_s", "chosen"), [(0.2, Mode.REPLAY), (0.09, Mode.SERVER)])
-def test_a_policy_counts_the_wait_of_frames_that_do_not_overlap(interval_s, chosen):
+@pytest.mark.parametrize(
+    ("interval_s", "replay_part_s", "chosen"),
+    [(0.2, 0.1, Mode.REPLAY), (0.09, 0.1, Mode.SERVER), (0.09, 0.06, Mode.REPLAY)],
+)
+def test_a_policy_counts_the_wait_of_frames_that_do_not_overlap(interval_s, replay_part_s, chosen):
+    """Frames of replay overlap where a frame's input goes ahead of its turn: then a part of its way spaces them."""
     module = OffloadedModule("twice", Twice(), in_flight=2, candidates=(Mode.REPLAY, Mode.SERVER))
     now = time.monotonic()
-    for mode, total_s in ((Mode.LOCAL, 0.3), (Mode.REPLAY, 0.1), (Mode.SERVER, 0.1)):
+    for mode, total_s, part_s in (
+        (Mode.LOCAL, 0.3, 0.3), (Mode.REPLAY, 0.1, replay_part_s), (Mode.SERVER, 0.1, 0.06)
+    ):  # fmt: skip
         if mode is not Mode.LOCAL:
             module.add_runner(Remote(mode))
         for number in range(20):
-            one = InferenceReport(mode, "", total_s, {"compute_server": 0.06}, round_trips=1, part_s=0.06)
+            one = InferenceReport(mode, "", total_s, {"compute_server": 0.06}, round_trips=1, part_s=part_s)
             module.costs.forecaster.learn_report(now - 2 + 0.1 * number, one, LinkReading())
             module.frames.learn_costs(one)
     for number in range(20):
