@@ -278,7 +278,7 @@ class Bot:
             CHAIN, self.module, self.client, example=X, hedging=False, device="cpu", patience=limits
         )
         self.client.start()
-        until(lambda: not opens or self.offloaded.unavailable_reason(Mode.SERVER, X) is None, 60)
+        until(lambda: not opens or self.offloaded.unavailable_reason(Mode.SERVER, X) is None, 150)
 
     def run(self, seed: int = 0, mode: Mode = Mode.SERVER) -> Any:
         inputs = [torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed))]
