@@ -233,7 +233,7 @@ class LinkRemote(Remote):
         blobs: List[memoryview] = []
         named: List[bytes] = []
         offered: List[bytes] = []
-        ahead = sent.ahead if sent.attempt == 1 else None  # sent again in full after a break
+        ahead = sent.ahead
         for index, buffer in enumerate(sent.buffers):
             position = None if ahead is None else ahead.position_of(buffer)
             if position is not None:
@@ -445,6 +445,7 @@ class LinkRemote(Remote):
         for sent in list(self._unanswered.values()):
             if time.monotonic() > sent.give_up_s:
                 raise ProtocolError(f"no answer within {self.timeout_s:g} s")
+            sent.ahead = None  # the connection that broke may have lost them
             self._transmit_message(sent)
 
     def _end_session(self, error: LinkLost) -> None:

@@ -53,7 +53,7 @@ class Remote:
     def send_ahead(self, inputs: Sequence[Buffer]) -> None:
         """Send an inference's inputs before its turn, so that the message that contains them has a short way.
 
-        Nothing is sent where that gains nothing. Never blocks; a lost connection is found by :meth:`submit`.
+        Nothing is sent where that gains nothing. A lost connection is reported by :meth:`submit`.
         """
 
     def renew(self) -> None:
