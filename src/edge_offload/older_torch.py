@@ -11,6 +11,8 @@ import torch
 
 RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 """Major and minor number of this torch."""
+CAPTURES_BESIDE_THREADS = RELEASE >= (2, 1)
+"""Whether other threads may use a GPU while a CUDA graph is captured."""
 
 if not hasattr(torch.Tensor, "nbytes"):
     torch.Tensor.nbytes = property(lambda tensor: tensor.numel() * tensor.element_size())  # type: ignore[assignment]

@@ -12,7 +12,8 @@ from typing import Any, Dict, List, Sequence
 import pytest
 import torch
 
-from edge_offload.execute.session.cuda_driver import Captures, CudaDriver, NoGraph
+from edge_offload.execute.session import cuda_driver
+from edge_offload.execute.session.cuda_driver import Captures, CudaDriver, NoGraph, captures_of
 from edge_offload.execute.session.graphs import EAGER_RUNS, MAX_CAPTURES, TRIALS
 from edge_offload.execute.session.native_runner import library
 from edge_offload.native import libraries
@@ -350,3 +351,9 @@ def test_graphs_share_a_pool_unless_torch_refuses_it() -> None:
     graphs.clear()
     gc.collect()
     assert driver.capture(lambda: None).pool != last, "it went with its last graph"
+
+
+def test_sessions_of_torch_2_0_use_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their capture fails beside what other threads do on the GPU."""
+    monkeypatch.setattr(cuda_driver, "CAPTURES_BESIDE_THREADS", False)
+    assert captures_of(torch.device("cuda"), 1) is None

@@ -62,7 +62,7 @@ def test_what_is_not_on_the_list_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="_coalesce"):
         resolve_operator("aten::_coalesce")
     with pytest.raises(NotImplementedError, match="layout number 77"):
-        call([ONES], [77], "aten::_to_sparse", ["t"], ["i"], None, None)
+        call([ONES], [77], "aten::ones_like", ["t"], None, ["i"], None, None, None)
     with pytest.raises(NotImplementedError, match="no kernel") as raised:
         call([EYE, ONES], [2, 2], "aten::cos", ["o", 2, 2, True])
     assert "\n" not in str(raised.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from edge_offload.errors import BadInput
 from edge_offload.ir.build import can_export
@@ -18,9 +17,10 @@ from edge_offload.models.registry import build_estimator, build_module, state_ha
     ("scale", "million_parameters", "gflop"), [("n", 3.2, 4.57), ("s", 12.6, 17.1), ("m", 35.8, 51.9), ("l", 77.0, 117)]
 )
 def test_size_and_cost_are_the_published_ones(scale, million_parameters, gflop):
+    flop_counter = pytest.importorskip("torch.utils.flop_counter", reason="torch 2.0 does not count operations")
     with torch.device("meta"):
         network = Kapao(SCALES[scale])
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter.FlopCounterMode(display=False) as counter:
             network(torch.zeros((3, 640, 640), dtype=torch.uint8))
     parameters = sum(parameter.numel() for parameter in network.parameters())
     assert parameters / 1e6 == pytest.approx(million_parameters, abs=0.06)

@@ -101,6 +101,8 @@ def _by_proxies(module: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.fx.G
         if node.op == "get_attr":
             tensor = getattr(traced, node.target)
             setattr(traced, node.target, originals.get(id(tensor), tensor))
+        elif "val" not in node.meta:  # torch 2.0 describes outputs one by one if not all of them are tensors
+            node.meta["val"] = [each.meta.get("val") for each in node.users if each.target is python_operator.getitem]
     return traced
 
 

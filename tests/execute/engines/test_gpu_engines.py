@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edge_offload.errors import BadInput, Unsupported
-from edge_offload.execute.engines import onnx_runtime, shared_library, table
+from edge_offload.execute.engines import cuda_graph, onnx_runtime, shared_library, table
 from edge_offload.execute.engines.base import (
     CLOSE,
     CUDA,
@@ -29,6 +29,7 @@ from edge_offload.execute.engines.export import export_onnx
 from edge_offload.execute.engines.seat import Seat
 from edge_offload.execute.engines.tensor_rt import TensorRT
 from edge_offload.execute.module import ModuleExecutor
+from edge_offload.older_torch import CAPTURES_BESIDE_THREADS
 from tests.execute.engines import graph_stand_in
 from tests.execute.engines.conftest import Doubling
 
@@ -204,6 +205,11 @@ def test_a_graph_is_for_the_gpu_and_an_engine_of_the_cpu_is_not(monkeypatch):
     assert executor.engine_state() == ("eager: engine eager+graph is for device cuda, and this one is cpu", True)
 
 
+def test_torch_2_0_has_no_graphs_that_are_captured_beside_other_threads(monkeypatch):
+    monkeypatch.setattr(cuda_graph, "CAPTURES_BESIDE_THREADS", False)
+    assert CudaGraphBackend().missing_parts() == "torch 2.1 or later"
+
+
 class Branch(torch.nn.Module):
     """Views, in-place operators, two outputs."""
 
@@ -238,6 +244,7 @@ def test_a_graph_gives_torchs_bits_for_every_input(monkeypatch):
     engine.close()
 
 
+@pytest.mark.skipif(not CAPTURES_BESIDE_THREADS, reason="torch 2.0 captures no graph beside other threads")
 def test_what_the_stand_in_for_graphs_has_torch_has():
     for name in ("CUDAGraph", "Stream", "graph", "stream", "default_stream"):
         assert hasattr(torch.cuda, name)

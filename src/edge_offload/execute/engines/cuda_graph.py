@@ -7,6 +7,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import torch
 
 from edge_offload.execute.engines.base import CUDA, EXACT, NO_GPU, Direct
+from edge_offload.older_torch import CAPTURES_BESIDE_THREADS
 
 
 class CudaGraphBackend(Direct):
@@ -18,6 +19,8 @@ class CudaGraphBackend(Direct):
     device: str = CUDA
 
     def missing_parts(self) -> str:
+        if not CAPTURES_BESIDE_THREADS:
+            return "torch 2.1 or later"
         return "" if torch.cuda.is_available() else NO_GPU
 
     def capture(

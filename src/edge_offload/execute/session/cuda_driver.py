@@ -11,6 +11,7 @@ from typing import Any, Callable, List, Optional, Protocol, Set
 import torch
 
 from edge_offload.execute.devices import Virtual
+from edge_offload.older_torch import CAPTURES_BESIDE_THREADS
 
 #: Environment variable that keeps sessions from using CUDA graphs by being "0".
 SWITCH = "EDGE_OFFLOAD_CUDA_GRAPHS"
@@ -188,7 +189,8 @@ def captures_of(device: torch.device, storage_bytes: int) -> Optional[Captures]:
         device: where the session computes.
         storage_bytes: what its tensors may hold.
     """
-    if device.type != "cuda" or Virtual.owner or os.environ.get(SWITCH, "1") == "0":
+    switched_on = CAPTURES_BESIDE_THREADS and os.environ.get(SWITCH, "1") != "0"
+    if device.type != "cuda" or Virtual.owner or not switched_on:
         return None
     driver: Any = CudaDriver(device)
     return Captures(driver, storage_bytes // MAX_SHARE)
