@@ -85,7 +85,7 @@ class Readout(nn.Module):
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, maps: torch.Tensor) -> Tuple[torch.Tensor]:
-        self.count += 1
+        self.count.add_(1)
         return (maps[maps > 0] if self.sizes else maps + 1,)
 
 
