@@ -206,6 +206,7 @@ def test_a_graph_is_for_the_gpu_and_an_engine_of_the_cpu_is_not(monkeypatch):
 
 
 def test_torch_2_0_has_no_graphs_that_are_captured_beside_other_threads(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(cuda_graph, "CAPTURES_BESIDE_THREADS", False)
     assert CudaGraphBackend().missing_parts() == "torch 2.1 or later"
 

@@ -19,9 +19,9 @@ class CudaGraphBackend(Direct):
     device: str = CUDA
 
     def missing_parts(self) -> str:
-        if not CAPTURES_BESIDE_THREADS:
-            return "torch 2.1 or later"
-        return "" if torch.cuda.is_available() else NO_GPU
+        if not torch.cuda.is_available():
+            return NO_GPU
+        return "" if CAPTURES_BESIDE_THREADS else "torch 2.1 or later"
 
     def capture(
         self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]
