@@ -216,6 +216,15 @@ def test_a_row_fails_unless_doctor_names_exactly_the_modes_that_work(more, level
     assert matrix.compare_doctor(matrix.Done(1, "", "no torch"), WORKS) == "FAILED: exit code 1: no torch"
 
 
+@pytest.mark.parametrize("torches", ["", "torch 2.1.0 on the robot, 2.15.0 on the server"])
+def test_a_row_of_two_torches_fails_unless_its_module_notifies_of_the_other_one(torches):
+    matrix = load_version_matrix()
+    result = {"frames": 20, "worst": 1e-7, "reason": None, "bytes_up": 9, "torches": torches}
+    done = matrix.Done(0, json.dumps(result), "")
+    assert matrix.judge("replay", done, bool(torches)) == "1.0e-07 of the range"
+    assert matrix.judge("replay", done, not torches) == matrix.UNNOTIFIED
+
+
 @pytest.mark.parametrize("script", ["clean-room", "version-matrix"])
 def test_scripts_of_a_checkout_start_with_the_python_that_any_machine_has(script, tmp_path):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
