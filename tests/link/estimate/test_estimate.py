@@ -324,7 +324,8 @@ def test_small_messages_give_no_estimate_and_error_grows_with_age():
     estimator = LinkEstimator()
     for i in range(20):
         estimator.add_transfer(Transfer(i, i, i + 1e-3, i + 2e-3, i + 3e-3, 5e-3, 300, 300))
-    assert estimator.make_reading(20.0) == LinkReading(age_s=math.inf)
+    # NaN equals nothing: from Python 3.13 on data classes compare it, too
+    assert repr(estimator.make_reading(20.0)) == repr(LinkReading(age_s=math.inf))
     robot = Robot(Trace.constant_trace(10 * MB))
     robot.frame()
     fresh, old = robot.reading(), robot.estimator.make_reading(robot.t + 60)
