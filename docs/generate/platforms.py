@@ -15,7 +15,10 @@ NOT_RUN = (
         "JetPack 5.1 (Ubuntu 20.04, Python 3.8, GCC 9.4, CUDA 11.4, NVIDIA's torch 2.0 and 2.1.0a0, aarch64)",
         "not run on a board; the rows of Ubuntu 20.04 have its system, compiler and Python, on x86-64",
     ),
-    ("JetPack 6 (Ubuntu 22.04, Python 3.10, aarch64)", "not run on a board"),
+    (
+        "JetPack 6 (Ubuntu 22.04, Python 3.10, GCC 11, aarch64)",
+        "not run on a board; the row of Ubuntu 22.04 has its system, compiler and Python, on x86-64",
+    ),
     (
         "Ubuntu 20.04 with ROS Noetic",
         "rows of Ubuntu 20.04 are without ROS; nodes run on Debian 12 with its packages of ROS, under Python 3.11",
@@ -35,7 +38,7 @@ machine can run: it compiles the real sources with the compiler that is there.
 - *names what works*: `edge-offload doctor` on that robot names exactly the modes that then work.
 - `--tests` adds the unit tests, and a dozen programs of `edge-offload bench programs` in every mode of `exec`: with the
   bits of plain CPU, and divided to 1e-05 of the largest value.
-- Ubuntu 20.04, Debian 11 and Debian 13 are roots of those releases (`--root`): their Python, compiler and libraries.
+- Ubuntu 20.04 and 22.04, Debian 11 and 13 are roots of those releases (`--root`): their Python, compiler, libraries.
 - An arm64 robot is emulated: Debian 12 under qemu-user. Its server is native, on x86-64.
 """
 
