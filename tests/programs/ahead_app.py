@@ -98,6 +98,8 @@ for thread in threads:
     thread.join()
 request, client.request = client.request, answer_request
 lines["refused"] = [infer_after(image()) for _ in range(3)]
-print(json.dumps({**lines, "exact_together": all(equal and not reason for equal, reason, _ in together)}), flush=True)
+exact = all(equal and not reason for equal, reason, _ in together)
+used = any(ahead_s > 0 for _, _, ahead_s in together)
+print(json.dumps({**lines, "exact_together": exact, "used_together": used}), flush=True)
 module.close()
 client.close()

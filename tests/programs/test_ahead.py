@@ -27,6 +27,7 @@ def test_results_are_exact_whatever_was_sent_ahead(tmp_path: pathlib.Path) -> No
     assert done.returncode == 0, done.stderr[-3000:]
     outcome = json.loads(done.stdout)
     assert outcome.pop("exact_together")
+    assert outcome.pop("used_together"), "a call that waits for its turn sends its inputs ahead"
     for case, results in outcome.items():
         assert all(equal and not fallback_reason for equal, fallback_reason, _ in results), (case, results)
     used = {case: [ahead_s > 0 for _, _, ahead_s in results] for case, results in outcome.items()}

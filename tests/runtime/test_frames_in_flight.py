@@ -35,7 +35,10 @@ class Remote(Runner):
         self.mode = mode
         self.begun = [threading.Event() for _ in range(4)]
         self.answer = [threading.Event() for _ in range(4)]
-        self.order = []
+        self.order, self.ahead = [], []
+
+    def send_ahead(self, inputs):
+        self.ahead.append(int(inputs[0][0]))
 
     def unavailable_reason(self, inputs):
         return None
@@ -110,6 +113,7 @@ def test_in_mode_server_the_second_frame_is_sent_while_the_first_is_computed(cal
     threads[1].join(FOREVER_S)
     end(remote, threads)
     assert [int(results[number][0][0]) for number in range(2)] == [0, 2]
+    assert remote.ahead == [], "its request goes at once"
 
 
 @pytest.mark.parametrize("mode", [Mode.REPLAY, Mode.SPLIT])
@@ -122,6 +126,7 @@ def test_other_modes_preserve_the_order_of_their_inferences(calls, mode):
     assert not remote.begun[1].is_set()
     end(remote, threads)
     assert remote.order == [0, 1]
+    assert remote.ahead == [1], "the inputs of the one that waits, and of no other"
     report = results[1][1]
     assert report.behind_s >= 0.5, "what it waited for the first one, and what its own attempt did"
     assert report.part_s == 0.25

@@ -28,6 +28,7 @@ class InputsAhead:
         link_bytes_per_s: rate of the link, for the choice of a codec; None: unknown.
 
     Attributes:
+        buffers: to send, in the order of their positions.
         encode_s: time that encoding took (seconds).
         acknowledged: the server's reply, once they are sent.
     """
@@ -38,14 +39,10 @@ class InputsAhead:
         # copies: the program may write to its inputs before the message is made
         self._arrays: List[Array] = [np.array(each) for each in inputs if is_coded(memoryview(each))]
         self._encodings = [codecs.encode(array, codec, link_bytes_per_s=link_bytes_per_s) for array in self._arrays]
+        self.buffers: List[Buffer] = [buffer for encoding in self._encodings for buffer in encoding.buffers]
         self.encode_s = time.monotonic() - self._started_s
         self.acknowledged: Optional[Future[Any]] = None
         self._used_s = 0.0
-
-    @property
-    def buffers(self) -> List[Buffer]:
-        """Return the buffers to send, in the order of their positions."""
-        return [buffer for encoding in self._encodings for buffer in encoding.buffers]
 
     def find_encoding(self, array: Array) -> Optional[codecs.Encoded]:
         """Return the encoding of an input with the same bytes; None: there is none."""

@@ -185,12 +185,13 @@ class LinkRemote(Remote):
         if self._lost is not None or self._resuming or self._closed or self._takes_ahead is False:
             return
         ahead = InputsAhead(self._sent_ahead + 1, inputs, self.codec, self.client.estimator.current.uplink or None)
-        buffers = ahead.buffers
-        if not buffers or sum(memoryview(buffer).nbytes for buffer in buffers) > MAX_BLOB_BYTES:
+        if not 0 < sum(memoryview(buffer).nbytes for buffer in ahead.buffers) <= MAX_BLOB_BYTES:
             return
         with self._lock, contextlib.suppress(EdgeOffloadError):
             body = {"session": self.session, "number": ahead.number}
-            ahead.acknowledged = self.client.request(AHEAD, body, buffers, timeout_s=self.timeout_s)
+            ahead.acknowledged = self.client.request(AHEAD, body, ahead.buffers, timeout_s=self.timeout_s)
+            if self._ahead is not None:
+                self.bytes_up += self._ahead.bytes_up()  # no message contained them
             self._sent_ahead, self._ahead = ahead.number, ahead
 
     def can_renew(self) -> bool:

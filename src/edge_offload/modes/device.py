@@ -194,7 +194,9 @@ class DeviceModule:
             outputs = module(*[tensor.to("cuda") for tensor in inputs])
             results = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
             outputs = tuple(tensor.cpu() for tensor in results)
-        lead_s = spent.encode_s + spent.uplink_s
+        round_trips = device.recorder.counters.round_trips - before[0]
+        # of several messages, only the first has the inputs
+        lead_s = spent.encode_s + spent.uplink_s if round_trips == 1 else 0.0
         return Attempt(
             outputs,
             {
@@ -206,7 +208,7 @@ class DeviceModule:
             },
             remote.bytes_up - before[1],
             remote.bytes_down - before[2],
-            device.recorder.counters.round_trips - before[0],
+            round_trips,
             spent.clock_error_s,
             part_s=max(time.monotonic() - started_s + spent.ahead_s - lead_s, lead_s),
             lead_s=lead_s,

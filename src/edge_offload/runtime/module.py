@@ -188,12 +188,10 @@ class OffloadedModule:
         ticket = self.frames.take_ticket() if ticket is None else ticket
         try:
             canonical = [canonical_input(tensor) for tensor in as_inputs(inputs)]
-            if mode not in TOGETHER and math.isinf(self.frames.first_since_s(ticket)) and mode in self.runners.by_mode:
-                self.runners.by_mode[mode].send_ahead(canonical)
-            waited_s, probe = 0.0 if mode in TOGETHER else self.frames.wait_for_ticket(ticket), None
+            waited_s, probe = self._wait_for_turn(mode, canonical, ticket), None
             if refresh and self._settings.hedging:
                 mode, probe = self.costs.choose_probe(mode, canonical)
-                waited_s += 0.0 if mode in TOGETHER else self.frames.wait_for_ticket(ticket)
+                waited_s += self._wait_for_turn(mode, canonical, ticket)
             remaining_s = None if deadline_s is None else max(0.0, deadline_s - waited_s)
             mode, outcome, reason = self._run_mode(canonical, mode, probe, remaining_s, meta or {}, refresh, ticket)
         finally:
@@ -211,6 +209,15 @@ class OffloadedModule:
         if place is not None:
             options["ticket"] = place
         return self.run_inference(*inputs_and_mode, **options)
+
+    def _wait_for_turn(self, mode: Mode, inputs: Sequence[torch.Tensor], ticket: int) -> float:
+        """Wait for the inferences before, while the inputs go ahead; return the seconds. Some modes overlap instead."""
+        if mode in TOGETHER:
+            return 0.0
+        runner = self.runners.by_mode.get(mode)
+        if runner is not None and math.isinf(self.frames.first_since_s(ticket)):
+            runner.send_ahead(inputs)
+        return self.frames.wait_for_ticket(ticket)
 
     def _run_mode(
         self, inputs: Sequence[torch.Tensor], mode: Mode, probe: Optional[Mode], deadline_s: Optional[float],

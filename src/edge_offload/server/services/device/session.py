@@ -123,7 +123,7 @@ class DeviceSession:
         """Stage the buffers of ``{number}``, to which a later message refers; the answer is ``{}``."""
         number = _read_number(request, "number")
         with self._lock:
-            self._staged.add_inputs(number, [bytearray(buffer) for buffer in request.buffers])
+            self._staged.add_inputs(number, request.buffers)
         request.reply({})
 
     def find_missing(self, request: Request) -> None:

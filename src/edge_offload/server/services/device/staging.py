@@ -53,8 +53,8 @@ class StagedBuffers:
         if number > self._last_number and name not in self._waiting.get(number, {}):
             self._reserve_room(number, name, len(data))[:] = data
 
-    def add_inputs(self, number: int, buffers: List[bytearray]) -> None:
-        """Hold the buffers of one inference's inputs, in place of those that no message has referred to.
+    def add_inputs(self, number: int, buffers: Collection[Buffer]) -> None:
+        """Copy the buffers of one inference's inputs, in place of those that no message has referred to.
 
         Raises:
             NoRoom: too much waits.
@@ -65,7 +65,7 @@ class StagedBuffers:
         if self._bytes + total > self._most:
             raise NoRoom("too many bytes wait for their message")
         self._bytes += total
-        self._inputs_number, self._inputs = number, buffers
+        self._inputs_number, self._inputs = number, [bytearray(buffer) for buffer in buffers]
 
     def assign_inputs(self, inputs_number: int, number: int) -> None:
         """Make the inputs ``inputs_number`` buffers of message ``number``.
@@ -102,8 +102,8 @@ class StagedBuffers:
         return room
 
 
-def _total_bytes(buffers: Collection[bytearray]) -> int:
-    return sum(len(buffer) + ENTRY_BYTES for buffer in buffers)
+def _total_bytes(buffers: Collection[Buffer]) -> int:
+    return sum(memoryview(buffer).nbytes + ENTRY_BYTES for buffer in buffers)
 
 
 def assemble_buffers(parts: Any, direct: List[Buffer], staged: Dict[Any, bytearray]) -> List[Buffer]:
