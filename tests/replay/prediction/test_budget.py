@@ -13,6 +13,7 @@ import pytest
 from edge_offload.ir.trace.budget import UNITS, UNITS_PER_STEP, LearningBudget
 from edge_offload.ir.trace.keys import decode_key
 from edge_offload.replay.prediction.predict import Branches, Predictor
+from edge_offload.replay.prediction.step_models import StepPlan
 from edge_offload.replay.signatures import CompletedStep, SegmentSignature, TableCall
 
 READ, DYNAMIC = 0, 2
@@ -46,11 +47,15 @@ class Program:
         self.predictor = Predictor(WideForms(), lambda call: call.entry, budget=budget)  # type: ignore[arg-type]
         self.base = 1
         self.branches: Optional[Branches] = None
+        self.announced: Optional[StepPlan] = None
 
-    def step(self, form: int, integers: Any, outcome: Tuple[int, ...], opens: bool, reason: int = DYNAMIC) -> None:
+    def step(
+        self, form: int, integers: Any, outcome: Tuple[int, ...], opens: bool, reason: int = DYNAMIC,
+        weights: Tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         payloads: Tuple[Any, ...] = (None,) if opens else ()
         entries = tuple(range(CALLS))
-        live = (self.base - 1,)
+        live = weights or (self.base - 1,)
         done = CompletedStep(
             SegmentSignature(form, entries, integers),
             None,
@@ -63,7 +68,9 @@ class Program:
             reason,
             opens,
         )
-        branches = self.predictor.grow_branches() if opens else self.branches
+        branches = self.branches
+        if opens:
+            branches = self.predictor.grow_branches() if self.announced is not None else None
         plan = next((plan for plan in branches.plans if plan.signature == form), None) if branches is not None else None
         self.predictor.begin_step(done)
         confirmed = plan is not None and plan.integers(self.predictor.history) == integers
@@ -72,7 +79,7 @@ class Program:
         self.branches = branches
         done.integers, done.kind = outcome, (len(outcome) % 3,)
         self.predictor.learn_step(done, confirmed)
-        self.predictor.next_step()
+        self.announced = self.predictor.next_step()
         self.base += 1
 
 
@@ -146,6 +153,19 @@ def test_lessons_beyond_the_budget_continue_in_later_inferences() -> None:
     assert len(small[4]) < len(unlimited[4])
     assert small[-1] == unlimited[-1]
     assert not any(tiny)
+
+
+def test_a_first_step_with_many_weights_is_announced_after_a_few_inferences() -> None:
+    program = Program(LearningBudget(units=800, units_per_step=0, busy=standing, clock=standing))
+    announced = []
+    for turn in range(40):
+        size = 3 + turn % 3
+        for form in range(10, 15):
+            width = (1,) * WIDTH if form == 10 else tuple(k * size + k for k in range(WIDTH))
+            outcome, weights = ((size,), tuple(range(1 << 20, (1 << 20) + 100))) if form == 10 else ((form,), ())
+            program.step(form, (width,) * CALLS, outcome, form == 10, READ if form == 14 else DYNAMIC, weights)
+        announced.append(program.announced is not None)
+    assert all(announced[-10:])
 
 
 @pytest.mark.parametrize(("seconds", "elapsed", "remains"), [(0.01, 0.0, True), (0.03, 0.0, False), (0.03, 1.0, True),

@@ -65,8 +65,8 @@ class IntegerFormulas:
         self._unexplained: Set[Place] = set()
         self._explained: Tuple[Sample, ...] = ()
 
-    def add_sample(self, sample: Sample, made_in: Sequence[int], expected: Optional[Integers]) -> None:
-        """Adds the sample of a step that came as ``expected`` or otherwise.
+    def add_sample(self, sample: Sample, made_in: Sequence[int], expected: Optional[Integers]) -> bool:
+        """Add the sample of a step that came as ``expected`` or otherwise; return whether it says anything new.
 
         ``made_in``: for each storage that existed before, the step of the inference that has made it, or -1.
         """
@@ -75,7 +75,8 @@ class IntegerFormulas:
             self._repeats = self._repeats + 1 if sample == self._samples[-1] else 0
             if self._repeats >= 2 and self._unexplained:  # whatever it was before, it has been this ever since
                 self._samples, self._stale, self._repeats = deque([sample], maxlen=MAX_SAMPLES), True, 0
-            return
+                return True
+            return False
         self._repeats = 0
         as_expected = len(self._samples) > 2 and expected == sample[1]
         self._samples.append(sample)
@@ -84,6 +85,7 @@ class IntegerFormulas:
             self._stale = self._stale or self._wait <= 0
         elif not self._stale and self._job is None:
             self._explained = tuple(self._samples)
+        return True
 
     def find_formulas(self) -> Work[None]:
         """Find a formula for every integer that has not always been the same; goes on where it was left."""

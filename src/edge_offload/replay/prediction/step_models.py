@@ -197,13 +197,16 @@ class StepModel:
             self._live = options
         made_in = [bisect.bisect_right(bases, n) - 1 for n in done.live]
         expected = self._plan.integers(history) if self._plan is not None else None
-        self.sizes.add_sample((tuple(history), done.signature.integers), made_in, expected)
+        fresh_sample = self.sizes.add_sample((tuple(history), done.signature.integers), made_in, expected)
         if expected != done.signature.integers:
             self._plan = None
-        self._stale = True
-        if facts_before != (self._uploads, self._live):
+        changed = facts_before != (self._uploads, self._live)
+        if changed:
             self.version += 1
-        return True
+        # a step that says nothing new leaves a job to its end
+        stale = fresh_sample or changed or (self._plan is None and self._job is None)
+        self._stale = self._stale or stale
+        return fresh_kind or stale
 
     def next_plan(
         self, call: Callable[[int], TableCall], number: Callable[[TableCall], int], budget: LearningBudget,
