@@ -16,6 +16,8 @@ from edge_offload.replay.prediction.integer_formulas import IntegerFormulas
 from edge_offload.replay.signatures import CompletedStep, Integers, SegmentInvocation, SignatureTable, TableCall
 
 MAX_KINDS = 6
+#: Values of its formulas for which a plan keeps the integers of its calls; calls whose results it has expected.
+MAX_VALUES, MAX_EXPECTED = 64, 4096
 
 
 class StepPlan:
@@ -47,7 +49,8 @@ class StepPlan:
             self._changes.setdefault(call, []).append((item, number[patch.formula]))
         self._origins = [(how, value) for _, how, value in node.live]
         self._result_meta = result_meta or {}
-        self._reported: Dict[int, Tuple[int, ...]] = {}
+        self._integers_of: Dict[Tuple[int, ...], Integers] = {}
+        self._expected: Set[Tuple[int, Tuple[int, ...]]] = set()
         self._templates: Dict[int, KeyTemplate] = {}
 
     def integers(self, history: OutcomeHistory) -> Optional[Integers]:
@@ -55,24 +58,29 @@ class StepPlan:
         if not self._changes:
             return self._integers
         try:
-            values = [evaluate_formula(formula, history) for formula in self._formulas]
+            values = tuple([evaluate_formula(formula, history) for formula in self._formulas])
         except ProtocolError:
             return None
+        earlier = self._integers_of.get(values)
+        if earlier is not None:
+            return earlier
         calls = list(self._integers)
         for call, items in self._changes.items():
             integers = list(calls[call])
             for item, which in items:
                 integers[item] = values[which]
             calls[call] = tuple(integers)
-        return tuple(calls)
+        if len(self._integers_of) >= MAX_VALUES:
+            self._integers_of.clear()
+        made = self._integers_of[values] = tuple(calls)
+        return made
 
     def expected_results(
         self, integers: Integers, results: Dict[int, List[Any]]
     ) -> List[Tuple[TableCall, bytes, Tuple[int, ...], List[Any]]]:
         """The calls whose ``results`` the server has said: one like each, its key and integers now, what it returns.
 
-        They depend on nothing but the call's key, so they hold for every call that has it; what was said last of a call
-        is not said again.
+        They depend on nothing but the call's key, so they hold for every call that has it, and are expected once.
 
         Args:
             integers: those of each call's key.
@@ -81,9 +89,11 @@ class StepPlan:
         expected = []
         for number, described in results.items():
             like = self._result_meta.get(number)
-            if like is None or self._reported.get(number) == integers[number]:
+            if like is None or (number, integers[number]) in self._expected:
                 continue
-            self._reported[number] = integers[number]
+            if len(self._expected) >= MAX_EXPECTED:
+                self._expected.clear()
+            self._expected.add((number, integers[number]))
             template = self._templates.get(number)
             if template is None:
                 template = self._templates[number] = KeyTemplate(like.key, like.offsets)
