@@ -19,9 +19,15 @@ Coded = Tuple[int, Any, int]
 FindEncoding = Callable[[Array], Optional[codecs.Encoded]]
 
 
+#: Fewest bytes of an array that is coded; fewest and most of plain bytes, such as the facts of a message.
+MIN_ARRAY_BYTES, MIN_PLAIN_BYTES, MAX_PLAIN_BYTES = 4096, 1024, 64 << 10
+
+
 def is_coded(view: memoryview) -> bool:
-    """Tell whether a buffer is coded; small buffers and plain bytes are passed through."""
-    return view.nbytes >= 4096 and view.ndim > 0 and not (view.ndim == 1 and view.format == "B")
+    """Tell whether a buffer is coded; others are passed through."""
+    if view.ndim == 1 and view.format == "B":
+        return MIN_PLAIN_BYTES <= view.nbytes <= MAX_PLAIN_BYTES
+    return view.ndim > 0 and view.nbytes >= MIN_ARRAY_BYTES
 
 
 def encode(
@@ -30,7 +36,7 @@ def encode(
     link_bytes_per_s: Optional[float] = None,
     find_encoding: FindEncoding = lambda _array: None,
 ) -> Tuple[List[Coded], List[Buffer]]:
-    """Code the buffers that are arrays (views with a shape and a number format) and pass the others through.
+    """Code the buffers for which :func:`is_coded` says so, and pass the others through.
 
     Args:
         buffers: of a message.
