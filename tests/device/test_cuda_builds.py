@@ -21,7 +21,7 @@ import json, sys
 from edge_offload.device import installation
 libraries = installation.preload_guard()
 import torch
-from edge_offload.device.remote import WorkerRemote
+from edge_offload.device.remotes.executor import WorkerRemote
 from edge_offload.mode import parse_mode
 
 def never(*arguments):

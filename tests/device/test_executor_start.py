@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_offload.device.remote import WorkerRemote
+from edge_offload.device.remotes.executor import WorkerRemote
 from edge_offload.errors import LinkLost
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_offload.device.remote import WorkerRemote
+from edge_offload.device.remotes.executor import WorkerRemote
 from edge_offload.execute.session.note import CrashNote
 from edge_offload.native import libraries
 

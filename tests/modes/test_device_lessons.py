@@ -78,7 +78,7 @@ def test_the_session_of_before_is_ended_over_the_new_connection(monkeypatch):
     requests, sessions = [], iter([b"first", b"second"])
     monkeypatch.setattr("edge_offload.device.connect.other_operators", lambda client: ())
     monkeypatch.setattr(
-        "edge_offload.device.link_remote.LinkRemote", lambda *_, **__: SimpleNamespace(session=next(sessions))
+        "edge_offload.device.remotes.link.LinkRemote", lambda *_, **__: SimpleNamespace(session=next(sessions))
     )
     device: Any = SimpleNamespace(
         remote=SimpleNamespace(session=b"somebody else's"), reconnect=lambda remote: setattr(device, "remote", remote)

@@ -12,7 +12,7 @@ import time
 import torch
 
 from edge_offload.device.installation import current_installation
-from edge_offload.device.link_remote import LinkRemote
+from edge_offload.device.remotes.link import LinkRemote
 from edge_offload.link.security.keys import KeyStore
 from edge_offload.link.transport.client import Client, Timings
 from edge_offload.mode import Mode

@@ -23,7 +23,7 @@ LIBRARIES = installation.preload_guard()
 
 import torch  # noqa: E402, F401 - after preload, before install
 
-from edge_offload.device.remote import WorkerRemote  # noqa: E402
+from edge_offload.device.remotes.executor import WorkerRemote  # noqa: E402
 from edge_offload.mode import Mode  # noqa: E402
 
 REMOTE = WorkerRemote("cuda", 1)

@@ -11,7 +11,8 @@ from edge_offload.errors import EdgeOffloadError, LinkLost
 from edge_offload.notices import notify
 
 if TYPE_CHECKING:
-    from edge_offload.device.link_remote import LinkRemote, Weights
+    from edge_offload.device.remotes.link import LinkRemote
+    from edge_offload.device.remotes.sent import Weights
     from edge_offload.link.transport.client import Client
 
 ENVIRONMENT = "EDGE_OFFLOAD_EXEC"
@@ -143,7 +144,7 @@ def connect(settings: ExecSettings) -> LinkRemote:
     """
     global _dialled
     client, _dialled = _dialled or _start_client(settings), None
-    from edge_offload.device.link_remote import LinkRemote
+    from edge_offload.device.remotes.link import LinkRemote
 
     try:
         refused = _open_session(client, time.monotonic() + settings.wait_s)

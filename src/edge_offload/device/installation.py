@@ -137,7 +137,7 @@ def install_device(
 
     Args:
         libraries: from :func:`preload_guard`.
-        remote: where operators run (:class:`~edge_offload.device.remote.Remote`).
+        remote: where operators run (:class:`~edge_offload.device.remotes.executor.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
         make: makes the device's handler and the recorder; by default a :class:`Recorder`.
         stand_in: takes the place of ``remote`` while that is lost.
@@ -273,7 +273,7 @@ def built_libraries() -> VirtualDevice:
 
 def _install_with(libraries: VirtualDevice, settings: connect.ExecSettings, mode: Mode) -> Installed:
     """Installs with the server of the settings, or with what this machine computes."""
-    from edge_offload.device.remote import WorkerRemote
+    from edge_offload.device.remotes.executor import WorkerRemote
     from edge_offload.protocol.remote import Remote
 
     on_robot = mode is Mode.LOCAL
@@ -290,7 +290,7 @@ def _install_with(libraries: VirtualDevice, settings: connect.ExecSettings, mode
         else:
             stand_in = None
             if settings.lost == connect.LOCAL:
-                from edge_offload.device.stand_in import ExecutorHere
+                from edge_offload.device.remotes.executor import ExecutorHere
 
                 stand_in = ExecutorHere(settings.device, settings.threads)
             return install_device(libraries, remote, mode, stand_in=stand_in)

@@ -161,7 +161,7 @@ class DeviceModule:
 
     def _connect(self) -> None:
         from edge_offload.device.connect import other_operators
-        from edge_offload.device.link_remote import LinkRemote
+        from edge_offload.device.remotes.link import LinkRemote
 
         # a session that breaks is given up: this frame is computed on the robot, and the next session starts in the
         # background with weights that the server has already

@@ -14,7 +14,7 @@ from typing import Any, List, Optional, Sequence, Set, Tuple, Union, cast
 
 import torch
 
-from edge_offload.device.remote import InProcessRemote
+from edge_offload.device.remotes.executor import InProcessRemote
 from edge_offload.errors import LinkLost
 from edge_offload.execute.devices import device_facts
 from edge_offload.execute.heap import retain_freed_memory

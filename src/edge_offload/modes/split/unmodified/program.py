@@ -15,7 +15,7 @@ from edge_offload import background
 from edge_offload.companion.half import CompanionPlace
 from edge_offload.companion.process import ExecutorProcess
 from edge_offload.device import connect, installation
-from edge_offload.device.remote import WorkerRemote
+from edge_offload.device.remotes.executor import WorkerRemote
 from edge_offload.errors import BadInput
 from edge_offload.execute.fingerprint import two_torches
 from edge_offload.link.security.keys import KeyStore

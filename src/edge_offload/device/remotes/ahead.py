@@ -14,8 +14,11 @@ import numpy as np
 from edge_offload.arrays import Array
 from edge_offload.ir.trace.calls import Buffer
 from edge_offload.link import codecs
+from edge_offload.link.transport.client import Client
 from edge_offload.link.transport.replies import Reply
+from edge_offload.protocol.blobs import MAX_BLOB_BYTES
 from edge_offload.protocol.payloads import is_coded
+from edge_offload.protocol.remote import AHEAD
 
 
 class InputsAhead:
@@ -93,3 +96,56 @@ class InputsAhead:
 
 def _bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class AheadSender:
+    """Sends inputs of one session ahead, and keeps the latest until a message contains them.
+
+    Args:
+        client: started.
+        session: name of the session.
+        codec: payload codec.
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, client: Client, session: bytes, codec: str, timeout_s: float) -> None:
+        self._client = client
+        self._session = session
+        self._codec = codec
+        self._timeout_s = timeout_s
+        self._latest: Optional[InputsAhead] = None
+        self._sent = 0
+        self._is_refused: Optional[bool] = None  # None: the server has not answered yet
+
+    def encode_inputs(self, inputs: Sequence[Buffer]) -> Optional[InputsAhead]:
+        """Encode inputs to be sent; None: the server takes none, or they are too large, or small enough as they are."""
+        if self._is_refused:
+            return None
+        uplink = self._client.estimator.current.uplink or None
+        encoded = InputsAhead(self._sent + 1, inputs, self._codec, uplink)
+        size = sum(memoryview(buffer).nbytes for buffer in encoded.buffers)
+        return encoded if 0 < size <= MAX_BLOB_BYTES else None
+
+    def send_inputs(self, encoded: InputsAhead) -> int:
+        """Send inputs; return the bytes of those before, if no message contained them.
+
+        Raises:
+            LinkLost: there is no connection.
+        """
+        body = {"session": self._session, "number": encoded.number}
+        encoded.acknowledged = self._client.request(AHEAD, body, encoded.buffers, timeout_s=self._timeout_s)
+        wasted = self._latest.bytes_up() if self._latest is not None else 0
+        self._sent, self._latest = encoded.number, encoded
+        return wasted
+
+    def usable_inputs(self) -> Optional[InputsAhead]:
+        """Return the inputs that the server has by the time of the next message; None: there are none."""
+        latest = self._latest
+        if latest is not None and latest.is_answered():
+            self._is_refused = latest.is_refused()
+        return latest if self._is_refused is False else None
+
+    def take_inputs(self) -> Optional[InputsAhead]:
+        """Return the latest inputs, which a message contains; they are not sent for another."""
+        latest, self._latest = self._latest, None
+        return latest

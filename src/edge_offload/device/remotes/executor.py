@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any, Dict, List, Optional, Sequence
 
+from edge_offload.cache import cache_dir
 from edge_offload.errors import LinkLost, ProtocolError
 from edge_offload.execute import heap
 from edge_offload.execute.session.note import CrashNote, wait_until_ready
@@ -18,6 +19,7 @@ from edge_offload.protocol.arriving import PendingAnswer
 from edge_offload.protocol.channel import Channel
 from edge_offload.protocol.messages import Answer, parse_answer
 from edge_offload.protocol.remote import Remote
+from edge_offload.replay.recovery.copies import UploadCopies
 
 _NUMBERS = ("total_memory", "major", "minor", "multi_processor_count")
 
@@ -134,3 +136,20 @@ class WorkerRemote(Remote):
             self.process.wait()
         if self._thread is not threading.current_thread():
             self._thread.join()  # it frees tensors: a daemon thread that does so while Python ends aborts the process
+
+
+class ExecutorHere:
+    """Stand-in that is an executor process on this machine.
+
+    Args:
+        device: where it computes, ``cpu`` or ``cuda``.
+        threads: torch threads; 0 leaves torch's choice.
+    """
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.copies = UploadCopies(cache_dir())
+        self._device, self._threads = device, threads
+
+    def start(self) -> Remote:
+        """Start the process."""
+        return WorkerRemote(self._device, self._threads)
