@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 
@@ -188,8 +188,35 @@ def test_the_version_matrix_counts_tests_and_compares_programs_with_the_plain_cp
     assert words == "FAILED: plain/a is 1e-07 from the plain CPU; plain/a split: refused no split"
 
 
-def test_the_version_matrix_runs_tests_on_this_system_alone(tmp_path: pathlib.Path) -> None:
-    command = [str(ROOT / "scripts" / "version-matrix"), "--folder", str(tmp_path), "--tests", "--root", "focal"]
+def test_an_emulated_robot_runs_the_tests_of_robots_in_a_copy_that_its_root_sees(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = load_version_matrix()
+    checkout, root = tmp_path / "checkout", tmp_path / "root"
+    checkout.mkdir()
+    (checkout / "setup.cfg").write_text("[options.extras_require]\ntest =\n    pytest\n")
+    (checkout / "constraints.txt").write_text("")
+    (root / "matrix").mkdir(parents=True)
+    monkeypatch.setattr(matrix, "ROOT", checkout)
+    calls: List[Any] = []
+
+    def run(*command: str, **more: Any) -> Any:
+        calls.append((command, more))
+        return matrix.Done(0, "5 passed in 1s\n", "")
+
+    robot = matrix.Machine(root / "matrix", root, emulated=True)
+    monkeypatch.setattr(robot, "run", run)
+    folders = ("tests/link", "tests/device", "tests/native", "tests/protocol")
+    outcome = matrix.check_tests(matrix.Side(robot, "3.11:2.9.1"))
+    assert outcome == {"unit tests": f"5 passed of {', '.join(folders)}"}
+    command, more = calls[-1]
+    assert command[-4:] == folders
+    assert robot.inside(more["cwd"]).startswith("/matrix/")
+    assert all(path.startswith("/matrix/") for path in more["PYTHONPATH"].split(os.pathsep))
+
+
+def test_the_version_matrix_runs_tests_of_engines_on_this_system_alone(tmp_path: pathlib.Path) -> None:
+    command = [str(ROOT / "scripts" / "version-matrix"), "--folder", str(tmp_path), "--engines", "--root", "focal"]
     done = subprocess.run([*command, "3.99:2.4.1"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "leave --arch and --root out" in done.stderr

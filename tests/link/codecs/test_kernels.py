@@ -19,9 +19,6 @@ from edge_offload.native.loader import Library, load_extension
 from edge_offload.native.recipe import cache_folder
 from tests.link.codecs.codec_pictures import picture
 
-pytestmark = pytest.mark.process
-
-
 SOURCE = pathlib.Path(codecs.__file__).parents[3]
 PRINT_PAYLOADS = """
 import sys, numpy as np
@@ -147,6 +144,7 @@ def test_compiled_kernels_refuse_sizes_that_do_not_fit(compiled):
         module.shuffle(data, out[:6], 2)
 
 
+@pytest.mark.process
 def test_without_a_compiler_numpy_sends_the_same_bytes(compiled, tmp_path):
     with_compiler = run(cache_folder().parent)
     without = run(tmp_path, CC="/nonexistent/cc")
@@ -171,6 +169,7 @@ def test_a_damaged_library_is_not_fatal(compiled, tmp_path, monkeypatch):
     assert library.look() is None, "what was useless once is not looked at again"
 
 
+@pytest.mark.process
 def test_a_compiler_that_fails_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_CACHE", str(tmp_path))
     broken = tmp_path / "cc"
@@ -202,6 +201,7 @@ def quick_compiler(compiled, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.process
 def test_two_processes_build_one_library(quick_compiler):
     command = [sys.executable, "-c", PRINT_PAYLOADS, str(pathlib.Path(__file__).parent)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -214,6 +214,7 @@ def test_two_processes_build_one_library(quick_compiler):
     assert (quick_compiler / "log").read_text() == "ran\n"
 
 
+@pytest.mark.process
 def test_first_use_does_not_wait_for_the_compiler(quick_compiler, monkeypatch):
     monkeypatch.setattr(kernels, "_library", Library(CODECS))
     frame = picture(16, 24)
