@@ -252,6 +252,20 @@ def test_a_row_of_two_torches_fails_unless_its_module_notifies_of_the_other_one(
     assert matrix.judge("replay", done, not torches) == matrix.UNNOTIFIED
 
 
+@pytest.mark.parametrize(
+    ("bytes_up", "robot_s", "message"),
+    [
+        (9, 0.1, "1.0e-13 of the range"),
+        (0, 0.1, "FAILED: 1.0e-13 of the range, but nothing was sent"),
+        (9, 0.0, "FAILED: 1.0e-13 of the range, but nothing was computed on the robot"),
+    ],
+)  # fmt: skip
+def test_a_row_fails_unless_its_split_computes_on_both_sides(bytes_up: int, robot_s: float, message: str) -> None:
+    matrix = load_version_matrix()
+    result = {"frames": 20, "worst": 1e-13, "reason": None, "bytes_up": bytes_up, "robot_s": robot_s, "torches": ""}
+    assert matrix.judge("split", matrix.Done(0, json.dumps(result), ""), False) == message
+
+
 @pytest.mark.parametrize("script", ["clean-room", "version-matrix"])
 def test_scripts_of_a_checkout_start_with_the_python_that_any_machine_has(script, tmp_path):
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}

@@ -37,7 +37,8 @@ machine can run: it compiles the real sources with the compiler that is there.
   of an `OffloadedModule` computes in float64.
 - *names what works*: `edge-offload doctor` on that robot names exactly the modes that then work.
 - `--tests` adds the unit tests, and a dozen programs of `edge-offload bench programs` in every mode of `exec`: with the
-  bits of plain CPU, and divided to 1e-05 of the largest value.
+  bits of plain CPU, and divided to 1e-05 of the largest value. An emulated robot runs those unit tests alone whose
+  folders are named.
 - Ubuntu 20.04 and 22.04, Debian 11 and 13 are roots of those releases (`--root`): their Python, compiler, libraries.
 - An arm64 robot is emulated: Debian 12 under qemu-user. Its server is native, on x86-64.
 """
