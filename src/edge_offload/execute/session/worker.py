@@ -90,13 +90,14 @@ def serve_forever(channel: Channel, args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
     try:
         with devices.gpu_failures():
-            devices.select_device(torch.device(args.device))
+            device = torch.device(args.device)
+            devices.select_device(device)
+            facts = devices.device_facts(device, args.storage_bytes)  # torch says first why there is no GPU
             session = make_session(args)
             if args.device == "cpu":
                 # torch and its kernels need 4 GiB besides tensors
                 bound_memory(args.storage_bytes + (4 << 30))
             devices.fix_kernel_choice(session.device)
-            facts = devices.device_facts(session.device, args.storage_bytes)
     except LinkLost:
         raise
     except (EdgeOffloadError, RuntimeError, AssertionError) as error:  # torch without CUDA asserts
