@@ -13,7 +13,8 @@ NOT_RUN = (
     ("JetPack 4.6 (Python 3.6)", "refused by `pip`: Python 3.8 is the oldest"),
     (
         "JetPack 5.1 (Ubuntu 20.04, Python 3.8, GCC 9.4, CUDA 11.4, NVIDIA's torch 2.0 and 2.1.0a0, aarch64)",
-        "not run on a board; the rows of Ubuntu 20.04 have its system, compiler and Python, on x86-64",
+        "not run on a board; the rows of Ubuntu 20.04 have its system, compiler and Python, on x86-64; the emulated "
+        "row has its architecture",
     ),
     (
         "JetPack 6 (Ubuntu 22.04, Python 3.10, GCC 11, aarch64)",
