@@ -231,8 +231,9 @@ def test_what_an_executor_makes_without_a_device_is_on_its_gpu(monkeypatch, devi
         raise LinkLost("far enough")
 
     monkeypatch.setattr(worker, "make_session", session)
+    monkeypatch.setattr(devices, "device_facts", lambda *_: {})
     with pytest.raises(LinkLost, match="far enough"):
-        worker.serve_forever(None, argparse.Namespace(device=device, cores="", threads=0))
+        worker.serve_forever(None, argparse.Namespace(device=device, cores="", threads=0, storage_bytes=0))
     assert made == [selected], "it was chosen before anything was made"
 
 
