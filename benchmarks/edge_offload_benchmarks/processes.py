@@ -246,6 +246,37 @@ class Server(Process):
         return self.wait_line("listening on ").split()[2]
 
 
+class LinkEmulator(Process):
+    """``edge-offload link emulate`` in front of a server.
+
+    Args:
+        server: address of the server.
+        mbps: rate each way (Mbit/s).
+        rtt_ms: round trip.
+        cores: see :class:`Process`.
+    """
+
+    def __init__(self, server: str, mbps: float, rtt_ms: float, cores: Iterable[int] = ()) -> None:
+        ends = ["--listen", "127.0.0.1:0", "--to", server.replace("tcp://", "")]
+        rate = ["--rate-mbps", f"{mbps:g}", "--rtt-ms", f"{rtt_ms:g}"]
+        super().__init__(edge_offload("link", "emulate", *ends, *rate), cores=cores)
+
+    def __enter__(self) -> LinkEmulator:
+        return self
+
+    @property
+    def state(self) -> Dict[str, Any]:
+        """What it states once it listens."""
+        state: Dict[str, Any] = json.loads(self.wait_line("{"))
+        return state
+
+    @property
+    def address(self) -> str:
+        """Address of its end for robots, once it listens."""
+        listening: str = self.state["listen"]
+        return f"tcp://{listening.replace('tcp://', '')}"
+
+
 def introduce_robots(root: pathlib.Path, names: Iterable[str]) -> Tuple[str, Dict[str, KeyStore]]:
     """The public key of a server, whose store is ``root/server``, and the stores of robots that it trusts, by name."""
     from edge_offload.link.security.keys import KeyStore

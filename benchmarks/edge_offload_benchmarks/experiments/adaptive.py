@@ -1,6 +1,7 @@
 """Choosing the mode per frame, over a whole bandwidth trace: auto against every mode and plan held, and an oracle.
 
-What a frame costs is measured here, between a robot's process and a server's, on frames of a video, one thread each:
+What a frame costs is measured here, between a robot's process and a server's, on frames of a video, one thread each,
+over an emulated link of the trace's mean rate:
 the network on the robot times --slowdown; a request to the server without its time on the link; a frame in mode replay
 of a process on the virtual device, likewise. Plans of mode split are simulated from the times of the operators,
 measured as well, and corrected by what the simulation of a whole request is off. The trace is then run through in
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         loads: List[workload.Workload] = [(workload.load_workload(args.workload), None)]
         source = args.workload.name
     else:
-        loads = workload.measure(args.model, args.slowdown, args.frames, not args.no_split)
+        loads = workload.measure(args.model, args.slowdown, args.frames, not args.no_split, trace.mean_rate())
         source = f"{args.model}, measured"
     saver = Kept()
     if args.save_workload:

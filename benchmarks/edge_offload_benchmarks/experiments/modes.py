@@ -16,7 +16,6 @@ that fell back to the robot count as they are, and are told.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -71,22 +70,18 @@ def _parse_setting(text: str) -> Dict[str, Any]:
 
 def measure_setting(setting: Dict[str, Any], rounds: int) -> Dict[str, Any]:
     """Run server, link and robot, and the rounds."""
-    from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, edge_offload, two_cores
+    from edge_offload_benchmarks.processes import ONE_THREAD, LinkEmulator, Process, Server, edge_offload, two_cores
 
     first, second = two_cores()
     with tempfile.TemporaryDirectory() as keys, Server(
         "--keys", keys, environment=ONE_THREAD, cores=[second]
-    ) as server:
-        address = server.address[len("tcp://") :]
-        options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", str(setting["mbps"])]
-        with Process(edge_offload("link", "emulate", *options, "--rtt-ms", str(setting["rtt_ms"]))) as emulator:
-            through = "tcp://" + json.loads(emulator.wait_line("{"))["listen"].replace("tcp://", "")
-            end = ["--server", through, "--keys", keys]
-            program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", setting["model"]]
-            command = [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
-            with Process([*command, "--slowdown", str(setting["slowdown"])], ONE_THREAD, cores=[first]) as robot:
-                record = robot.request_answer({"rounds": rounds}, BETWEEN_S + 10 * rounds)
-                robot.end()
+    ) as server, LinkEmulator(server.address, setting["mbps"], setting["rtt_ms"]) as emulator:
+        end = ["--server", emulator.address, "--keys", keys]
+        program = [sys.executable, "-m", "edge_offload_benchmarks.modes_robot", *end, "--model", setting["model"]]
+        command = [*edge_offload("exec", "--absent", "later", *end, "--"), *program]
+        with Process([*command, "--slowdown", str(setting["slowdown"])], ONE_THREAD, cores=[first]) as robot:
+            record = robot.request_answer({"rounds": rounds}, BETWEEN_S + 10 * rounds)
+            robot.end()
     return record
 
 

@@ -26,7 +26,6 @@ that --json holds are kept, and --plot draws all of them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -35,7 +34,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.outputs import add_output
-from edge_offload_benchmarks.processes import Process, Server, edge_offload, patient_client, wait_open
+from edge_offload_benchmarks.processes import LinkEmulator, Server, patient_client, wait_open
 
 UNDIVIDED, CONTENDER, DEFAULT = ("device_only", "server_only", "dsccs"), "beside", "loss_beam"
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -83,11 +82,9 @@ def run(args: argparse.Namespace) -> int:
         core = {cores[0]}
         with Server("--keys", keys, cores=cores[-1:]) as server:
             os.sched_setaffinity(0, core)
-            address = server.address[len("tcp://") :]
-            options = ["--listen", "127.0.0.1:0", "--to", address, "--rate-mbps", "240", "--rtt-ms", str(args.rtt_ms)]
             try:
-                with Process(edge_offload("link", "emulate", *options), cores=core) as emulator:
-                    rows, pairs = measure_model(args, planners, json.loads(emulator.wait_line("{")), keys)
+                with LinkEmulator(server.address, 240.0, args.rtt_ms, cores=core) as emulator:
+                    rows, pairs = measure_model(args, planners, emulator.state, keys)
             finally:
                 os.sched_setaffinity(0, set(cores))
     record = {

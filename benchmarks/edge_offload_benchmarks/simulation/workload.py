@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 from edge_offload.errors import BadInput, RemoteError
 from edge_offload.mode import Mode, parse_mode
 from edge_offload.outputs import write_text
-from edge_offload_benchmarks.processes import ONE_THREAD, Process, Server, modes_robot, patient_client, wait_open
+from edge_offload_benchmarks.processes import (
+    ONE_THREAD,
+    LinkEmulator,
+    Process,
+    Server,
+    modes_robot,
+    patient_client,
+    wait_open,
+)
 from edge_offload_benchmarks.simulation.closed_loop import ModeCost
 
 if TYPE_CHECKING:
@@ -26,13 +34,15 @@ OPEN_S = 300.0
 PLANNING_S = 60.0
 #: Times that every operator is measured.
 PROFILE_REPEATS = 5
+#: Round trip of the link over which frames are measured (ms).
+RTT_MS = 2.6
 #: Bytes per second of a link that takes no time.
 FREE = 1e12
 #: Headers of a request and of its reply (bytes).
 HEADERS_UP, HEADERS_DOWN = 400, 600
 
 
-def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) -> List[Workload]:
+def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool, bytes_per_s: float) -> List[Workload]:
     """One workload per slowdown, from frames of the sample video.
 
     ``local`` is what the robot's process takes for the network, times the slowdown. ``server`` is what a request takes
@@ -45,6 +55,7 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
         slowdowns: of the robot against this machine, 1 or more.
         frames: measured in every mode.
         plans: whether ``split`` is measured, too.
+        bytes_per_s: rate of the emulated link between the processes: it decides how tensors are coded.
 
     Raises:
         BadInput: the sample video is shorter than that.
@@ -53,12 +64,14 @@ def measure(model: str, slowdowns: Sequence[float], frames: int, plans: bool) ->
     import torch
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys) as server:
-        return _measure(server.address, keys, model, slowdowns, frames, plans)
+    with tempfile.TemporaryDirectory() as keys, Server("--keys", keys) as server, LinkEmulator(
+        server.address, 8e-6 * bytes_per_s, RTT_MS
+    ) as emulator:
+        return _measure(emulator.address, keys, model, slowdowns, frames, plans, bytes_per_s)
 
 
 def _measure(
-    address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool
+    address: str, keys: str, model: str, slowdowns: Sequence[float], frames: int, plans: bool, bytes_per_s: float
 ) -> List[Workload]:
     from edge_offload.manager.lateness import TimeoutLimits
     from edge_offload.models.registry import build_estimator
@@ -81,7 +94,7 @@ def _measure(
                 outputs, report = module.run_inference(frame, Mode.SERVER)
             if report.mode is not Mode.SERVER:
                 raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
-            coding_time_s = _time_coding_s(frame, outputs)
+            coding_time_s = _time_coding_s(frame, outputs, bytes_per_s)
             if number == 0:
                 continue  # it pays for choosing kernels
             stages = report.stages_s
@@ -136,13 +149,13 @@ def replay_cost(costs: Mapping[str, Any], slowdown: float, pauses_s: Sequence[fl
     )
 
 
-def _time_coding_s(inputs: Sequence[Any], outputs: Sequence[Any]) -> float:
-    """Time the robot's coding of the input and decoding of the answer."""
+def _time_coding_s(inputs: Sequence[Any], outputs: Sequence[Any], bytes_per_s: float) -> float:
+    """Time the robot's coding of the input and decoding of the answer, for a link of that rate."""
     from edge_offload.execute.tensors import pack_tensors, unpack_tensors
 
-    descriptors, buffers = pack_tensors(outputs)
+    descriptors, buffers = pack_tensors(outputs, link_bytes_per_s=bytes_per_s)
     started_at = time.perf_counter()
-    pack_tensors(inputs)
+    pack_tensors(inputs, link_bytes_per_s=bytes_per_s)
     unpack_tensors(descriptors, [bytes(part) for part in buffers], max_bytes=1 << 30)
     return time.perf_counter() - started_at
 
