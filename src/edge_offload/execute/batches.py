@@ -30,11 +30,6 @@ from edge_offload.execute.tensors import Specs, specs_of
 #: Largest difference from single frames at which a batch is used, as a share of the output's largest value.
 MAX_RELATIVE_ERROR = 1e-5
 
-#: Captured batches (each for one size and shapes) that are kept at once.
-MOST_GRAPHS = 16
-#: Seconds that are waited for the engine of single frames, and frames on which it is then compared with torch.
-READY_S, TRIALS = 60.0, 2
-
 Tensors = Tuple[torch.Tensor, ...]
 Frames = Sequence[Sequence[torch.Tensor]]
 _log = logging.getLogger(__name__)
@@ -83,12 +78,12 @@ class BatchExecutor:
     def prepare_batch(self, frames: Frames) -> None:
         """Prepare for batches of this size and these shapes: capture them, if the engine captures.
 
-        Blocks for some runs and a capture; for one frame, up to :data:`READY_S` seconds for its engine.
+        Blocks for some runs and a capture; for one frame, up to 60 s for its engine.
         """
         if len(frames) == 1:
             self._executor.run_module(frames[0])
-            self._executor.engine_ready(READY_S)
-            for _ in range(TRIALS):
+            self._executor.engine_ready(60.0)
+            for _ in range(2):  # frames on which the engine is compared with torch
                 self._executor.run_module(frames[0])
             return
         self.run(frames)
@@ -96,7 +91,7 @@ class BatchExecutor:
         device = self._executor.device
         stacked = self._stack_inputs([[canonical_input(one).to(device) for one in frame] for frame in frames])
         specs = specs_of(stacked)
-        if backend is None or specs in self._graphs or len(self._graphs) >= MOST_GRAPHS:
+        if backend is None or specs in self._graphs or len(self._graphs) >= 16:  # graphs of all sizes and shapes
             return
         with torch.inference_mode():
             expected = self._run_batch(stacked)

@@ -10,13 +10,6 @@ from typing import Callable, Iterator, Optional, Tuple
 
 from edge_offload import background
 
-FULL_PASS_S = 600.0
-"""Seconds between passes over all objects, which find what has become garbage since the last one."""
-PASS_S = 1.0
-"""Seconds between passes over new objects."""
-
-NO_FULL_COLLECTION = 1 << 30
-
 
 class Collector:
     """Collects cyclic garbage: every object once, soon after it was made; survivors every ten minutes only.
@@ -24,14 +17,14 @@ class Collector:
     Only cycles need the collector. Learning makes many objects at once: those wait for the next full pass.
 
     Args:
-        full_pass_s: seconds between full passes; see :data:`FULL_PASS_S`.
+        full_pass_s: seconds between passes over all objects.
         clock: monotonic seconds.
         learns: whether something learns or plans beside frames.
     """
 
     def __init__(
         self,
-        full_pass_s: float = FULL_PASS_S,
+        full_pass_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
         learns: Callable[[], bool] = background.is_learning,
     ) -> None:
@@ -44,7 +37,7 @@ class Collector:
         """Passes over everything now, when nobody waits."""
         if self._thresholds is None:
             self._thresholds = gc.get_threshold()
-            gc.set_threshold(*self._thresholds[:2], NO_FULL_COLLECTION)
+            gc.set_threshold(*self._thresholds[:2], 1 << 30)  # no full collection
         self._full_pass_at_s = self._clock()
         self._collect_all()
 
@@ -77,7 +70,7 @@ class Collector:
         stopped = threading.Event()
 
         def collect_periodically() -> None:
-            while not stopped.wait(PASS_S):
+            while not stopped.wait(1.0):  # seconds between passes over new objects
                 self.collect_new()
 
         thread = threading.Thread(target=collect_periodically, name="edge-offload-collector", daemon=True)

@@ -20,14 +20,10 @@ _OPTIONS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"
 
 #: glibc's names of its options (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
-#: Bytes. Larger blocks are mapped and given back one by one, as by default; 1 GiB is more than activations take.
-MMAP_BYTES = 1 << 30
-#: Bytes that may lie free at the end of the heap before they are given back, and by which it grows.
-RETAINED_BYTES, GROWTH_BYTES = 1 << 30, 64 << 20
 
 
 def retain_freed_memory() -> bool:
-    """Makes glibc's allocator retain up to :data:`RETAINED_BYTES` bytes; returns False if it cannot be set.
+    """Makes glibc's allocator retain up to 1 GiB; returns False if it cannot be set.
 
     By default it maps each large block again and unmaps it when it is freed, until it has seen enough of them, and
     gives back the end of the heap early: one inference of a network then takes thousands of page faults, each of
@@ -40,9 +36,9 @@ def retain_freed_memory() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     options = (
-        (_M_MMAP_THRESHOLD, MMAP_BYTES),
-        (_M_TRIM_THRESHOLD, RETAINED_BYTES),
-        (_M_TOP_PAD, GROWTH_BYTES),
+        (_M_MMAP_THRESHOLD, 1 << 30),  # larger blocks, which activations do not take, are given back one by one
+        (_M_TRIM_THRESHOLD, 1 << 30),  # bytes that may lie free at the end of the heap
+        (_M_TOP_PAD, 64 << 20),  # bytes by which the heap grows
         (_M_ARENA_MAX, 1),
     )
     return [mallopt(option, value) for option, value in options] == [1] * len(options)

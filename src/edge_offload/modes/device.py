@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Longest wait for one answer while the device is made ready (seconds).
 READY_S = 60.0
-#: Seconds within which the server should hear that a session of before is over; nobody waits for that.
-END_S = 10.0
 #: Most inferences by which ``replay`` learns a model, on what frames bring meanwhile: what is seen decides which calls
 #: a read-out makes. It has learnt it when so many of them in a row took one round trip each.
 LESSONS, IN_A_ROW = 16, 3
@@ -171,7 +169,7 @@ class DeviceModule:
         )  # fmt: skip
         self._device.reconnect(remote)
         if self._session:  # the server would keep it for a return, with a process of its own
-            self._client.request(END, {"session": self._session}, timeout_s=END_S)
+            self._client.request(END, {"session": self._session}, timeout_s=10.0)  # nobody waits for that
         self._session = remote.session
 
     def _drop(self, problem: str) -> None:

@@ -31,16 +31,8 @@ from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 
 #: Seconds that building a model and its first run may take on the server.
 OPEN_TIMEOUT_S = 300.0
-#: Seconds without requests after the server said "full".
-FULL_PAUSE_S = 0.2
-#: So often in a row a server says "full" before another one is asked, where there is one.
-FULL_LEAVE = 5
-#: Bytes of all outputs of one inference.
-MAX_OUTPUT_BYTES = 1 << 30
 #: Characters in the name of an engine.
 MAX_ENGINE = 200
-#: Requests before this one that it may have waited behind.
-BEFORE = 8
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +69,7 @@ class _EarlierRequests:
     """Transfers of the robot's latest requests, behind which later ones waited. Thread-safe."""
 
     def __init__(self) -> None:
-        self._transfers: Deque[Transfer] = deque(maxlen=BEFORE)
+        self._transfers: Deque[Transfer] = deque(maxlen=8)  # requests that this one may have waited behind
         self._lock = threading.Lock()
 
     def add_finished(self, done: Future[Any]) -> None:
@@ -234,9 +226,9 @@ class ServerRunner(Runner):
             return self._request_inference(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
-                self._handles.pause(FULL_PAUSE_S, "the server was full a moment ago")
+                self._handles.pause(0.2, "the server was full a moment ago")
                 self._full += 1
-                if self._full >= FULL_LEAVE and self._client.leave("it is full"):
+                if self._full >= 5 and self._client.leave("it is full"):  # times in a row
                     self._full = 0
             elif isinstance(error, BadInput):
                 self._handles.forget(specs, handle)  # it, or its shapes, are not known there (any more)
@@ -319,7 +311,7 @@ class ServerRunner(Runner):
 
     def _make_attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
-        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=MAX_OUTPUT_BYTES)
+        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=1 << 30)
         stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
         behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
         parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}

@@ -36,8 +36,8 @@ SLOW_S = 0.002
 TRUST = 16
 """Consecutive plausible stamps after which stamps determine the distance of frames again."""
 
-RUN, RUN_OF_MANY = 2, 4
-"""Consecutive stamps on another clock after which it is accepted; the second after implausible stamps."""
+RUN = 2
+"""Consecutive stamps on another clock after which it is accepted; after implausible stamps, twice as many."""
 
 LEAST_NS = 1_000_000
 """Least distance of two instants."""
@@ -209,7 +209,7 @@ class Timeline:
         if follows:
             self._run += 1
         else:
-            self._run, self._needed = 1, RUN if self._trust == TRUST else RUN_OF_MANY
+            self._run, self._needed = 1, RUN if self._trust == TRUST else 2 * RUN
         if self._run < self._needed and not (another and waited_s > 1.0):  # a pause, as between two recordings
             return JUMP
         if another:

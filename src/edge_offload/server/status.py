@@ -12,7 +12,6 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Tuple
 from edge_offload.errors import ProtocolError
 
 WINDOW_S = 10.0
-SAMPLES = 512
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class StatusBook:
             now = self._clock()
             self._totals["inferences"] += 1
             self._counts[model] = self._counts.get(model, 0) + 1
-            self._latency.setdefault(model, deque(maxlen=SAMPLES)).append(compute_s)
+            self._latency.setdefault(model, deque(maxlen=512)).append(compute_s)
             self._busy.append((now - compute_s, now))
             self._remove_old(now)
 

@@ -18,8 +18,6 @@ from typing import Any, Callable, Dict, Mapping, Optional
 from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
 
-#: Most bytes of all entries together.
-MOST_BYTES = 2 << 30
 _SUFFIX = ".engine"
 _MOST_HEAD = 4096
 
@@ -52,7 +50,7 @@ class EngineCache:
         most_bytes: most bytes of all entries; the least recently used one is evicted first.
     """
 
-    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Optional[pathlib.Path] = None, most_bytes: int = 2 << 30) -> None:
         self._given = folder
         self._most_bytes = most_bytes
 

@@ -14,10 +14,6 @@ from edge_offload.cache import cache_dir, locked, tensors_hash, write_atomic
 from edge_offload.execute.engines.base import machine_facts
 from edge_offload.execute.engines.cache import key_of
 
-#: Networks whose measurements are kept; those measured first go first.
-MAX_NETWORKS = 256
-_MOST_BYTES = 1 << 20
-
 
 def store_seconds(network: nn.Module, threads: int, seconds: Mapping[str, float]) -> pathlib.Path:
     """Stores what engines (torch among them) took for ``network``, by their facts; returns the file.
@@ -29,7 +25,7 @@ def store_seconds(network: nn.Module, threads: int, seconds: Mapping[str, float]
         stored = _read_file()
         ours = stored.pop(_network_key(network), {})
         stored[_network_key(network)] = {**ours, str(threads): dict(seconds)}
-        while len(stored) > MAX_NETWORKS:
+        while len(stored) > 256:  # those measured first go first
             del stored[next(iter(stored))]
         write_atomic(_file_path(), json.dumps(stored, indent=1).encode())
     return _file_path()
@@ -59,7 +55,7 @@ def _file_path() -> pathlib.Path:
 
 def _read_file() -> Dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        if _file_path().stat().st_size <= _MOST_BYTES:
+        if _file_path().stat().st_size <= 1 << 20:
             stored = json.loads(_file_path().read_text(encoding="utf-8"))
             return stored if isinstance(stored, dict) else {}
     return {}

@@ -15,10 +15,6 @@ from edge_offload.older_torch import CAPTURES_BESIDE_THREADS
 
 #: Environment variable that keeps sessions from using CUDA graphs by being "0".
 SWITCH = "EDGE_OFFLOAD_CUDA_GRAPHS"
-#: Part of the memory of a session that its graphs may take.
-MAX_SHARE = 4
-#: Lines that one session writes of its graphs.
-MAX_REPORTED = 20
 
 
 class Replayable(Protocol):
@@ -178,7 +174,7 @@ class Captures:
     def _write_line(self, text: str) -> None:
         """Write a line, but not a line for every step of a program that has hundreds."""
         self._reported += 1
-        if self._reported <= MAX_REPORTED:
+        if self._reported <= 20:  # lines of one session
             print(f"edge_offload: {text}", file=sys.stderr, flush=True)
 
 
@@ -193,4 +189,4 @@ def captures_of(device: torch.device, storage_bytes: int) -> Optional[Captures]:
     if device.type != "cuda" or Virtual.owner or not switched_on:
         return None
     driver: Any = CudaDriver(device)
-    return Captures(driver, storage_bytes // MAX_SHARE)
+    return Captures(driver, storage_bytes // 4)  # part of the session's memory that its graphs may take

@@ -8,8 +8,6 @@ import torch
 
 from edge_offload.errors import BadInput
 
-MAX_GENERATORS = 1024
-
 
 class Generators:
     """Random generators of a session, each made on first use."""
@@ -26,7 +24,7 @@ class Generators:
         """
         generator = self._generators.get(number)
         if generator is None:
-            if len(self._generators) >= MAX_GENERATORS:
+            if len(self._generators) >= 1024:
                 raise BadInput("the session uses too many random generators")
             generator = self._generators[number] = (
                 default_generator(self._device) if number == 0 else torch.Generator(device=self._device)

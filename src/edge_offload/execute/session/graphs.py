@@ -34,8 +34,6 @@ TRIALS = 2
 LEAST_KERNELS = 4
 #: Graphs that one step has at once, and captures of it in all: one whose addresses keep changing runs call by call.
 MAX_GRAPHS, MAX_CAPTURES = 2, 4
-#: Address sets of one step that are counted.
-MAX_COUNTED = 8
 
 RunEagerly = Callable[[StepInterpreter, Sequence[int]], StepOutcome]
 
@@ -105,7 +103,7 @@ class StepGraphs:
             return
         count = self._counts.pop(binding, 0) + 1
         self._counts[binding] = count
-        if len(self._counts) > MAX_COUNTED:
+        if len(self._counts) > 8:  # address sets of one step
             self._counts.popitem(last=False)
         if count == EAGER_RUNS:
             capture = functools.partial(self._capture_graph, binding, run, list(live))

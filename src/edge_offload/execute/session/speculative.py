@@ -23,11 +23,8 @@ from edge_offload.ir.trace.segments import Segment, SegmentStep, StepOutcome
 from edge_offload.ir.trace.symbols import BranchKey, Formula, evaluate_formula, facts_of
 from edge_offload.ir.trace.trace_graph import MAX_AHEAD, MAX_PAYLOAD, TraceGraph, TraceStep, following_step
 
-#: Distinct calls and segments, made from trace steps, that are kept for the next time.
-MAX_CALLS = 4096
 #: Reads of one run: each is a part of the answer, and a message of the link has at most 1,024.
 MAX_READS = 512
-MAX_SEGMENTS = 128
 #: What the host reads leaves at once if what comes after it took at least so long the last time (seconds).
 LEAST_PAUSE_S = 2e-3
 
@@ -265,7 +262,7 @@ class SpeculativeExecutor:
             made = segment.calls[call]
             segment.calls[call] = made._replace(operator=self._with_integers(made.operator, changed))
         self._segments[number, integers] = segment
-        while len(self._segments) > MAX_SEGMENTS:
+        while len(self._segments) > 128:  # segments kept for the next time
             self._segments.popitem(last=False)
         return segment
 
@@ -285,7 +282,7 @@ class SpeculativeExecutor:
         call = self._calls.get(named)
         if call is None:
             call = self._calls[named] = operator.with_integers(changes)
-            while len(self._calls) > MAX_CALLS:
+            while len(self._calls) > 4096:  # distinct calls kept for the next time
                 self._calls.popitem(last=False)
         else:
             self._calls.move_to_end(named)

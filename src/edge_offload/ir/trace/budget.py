@@ -15,8 +15,6 @@ UNITS = 12_000
 """Of work in an inference; one is up to a microsecond: a candidate that is compared, a symbol that is made."""
 UNITS_PER_STEP = 200
 """More for each step: its round trip takes five times as long on the fastest link."""
-SECONDS, SHARE = 0.02, 0.2
-"""Of processor time in an inference: so much, or that share of what the inference has taken so far, if that is more."""
 UNITS_PER_LOOK = 100
 """Between two looks at the clock, of which one takes half a microsecond."""
 
@@ -29,7 +27,8 @@ class LearningBudget:
     """Budget of one inference at a time; time counts inside ``with``.
 
     Args:
-        units, units_per_step, seconds, share: see the module's constants.
+        units, units_per_step: see the module's constants.
+        seconds, share: of processor time in an inference, or of what the inference has taken, if that is more.
         busy, clock: processor time of this thread, and time (seconds).
 
     Attributes:
@@ -41,8 +40,8 @@ class LearningBudget:
         self,
         units: int = UNITS,
         units_per_step: int = UNITS_PER_STEP,
-        seconds: float = SECONDS,
-        share: float = SHARE,
+        seconds: float = 0.02,
+        share: float = 0.2,
         busy: Callable[[], float] = time.thread_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

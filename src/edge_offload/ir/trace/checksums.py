@@ -17,7 +17,6 @@ import torch
 from edge_offload.errors import ProtocolError, Unsupported
 
 MAX_NAMES = 20_000
-MAX_BYTES = 4 << 20
 
 
 def canonical_schema(schema: Any, count: Optional[int] = None) -> str:
@@ -123,7 +122,7 @@ def unpack_table(data: bytes) -> Dict[str, int]:
         ProtocolError: it is malformed or too large.
     """
     try:
-        if len(data) > MAX_BYTES:
+        if len(data) > 4 << 20:
             raise ValueError(f"{len(data)} bytes")
         checksums = msgpack.unpackb(data, raw=False, max_map_len=MAX_NAMES)
         if not isinstance(checksums, dict) or not all(type(k) is str and type(v) is int for k, v in checksums.items()):

@@ -31,9 +31,6 @@ BranchKey = Tuple[int, ...]
 
 #: Steps since the inference began, and before the one in question, whose integers are looked at.
 REACH = 512
-MAX_SYMBOLS = 1024
-#: Of which so many are multiplied with each other.
-MAX_FACTORS = 48
 #: Sizes that are added up: tensors that are put behind each other.
 MAX_PARTS = 1024
 MAX_VALUE = 1 << 62
@@ -176,7 +173,7 @@ def _single_symbols(samples: Sequence[OutcomeHistory]) -> Work[Dict[Tuple[int, .
                 if values.count(values[0]) < len(values):
                     singles.setdefault(values, ((backward, position, item),))
             yield 1 + len(outcomes[0]) // 2
-            if len(singles) >= MAX_SYMBOLS:
+            if len(singles) >= 1024:
                 return singles
     return singles
 
@@ -186,7 +183,7 @@ def _symbol_products(
 ) -> Work[Dict[Tuple[int, ...], Tuple[Symbol, ...]]]:
     """Every product of two symbols that differs between the samples, by its values."""
     doubles: Dict[Tuple[int, ...], Tuple[Symbol, ...]] = {}
-    items = list(singles.items())[:MAX_FACTORS]
+    items = list(singles.items())[:48]  # so many are multiplied with each other
     for index, (values, symbols) in enumerate(items):
         for others, more in items[index:]:
             product = tuple([a * b for a, b in zip(values, others)])

@@ -34,12 +34,9 @@ EPSILON = 0.05
 DEFAULT_LINK_BYTES_PER_S = 11.6e6
 """Used where nobody says how fast the link is: 93 Mbit/s, indoor Wi-Fi."""
 
-_SMALL = 1024  # bytes; below this raw costs less than thinking
-_SAMPLE = 1024  # elements looked at to tell the kind of content
 _LEAST_SLAB, _MOST_SLAB = 4 * 1024, 256 * 1024  # bytes of a sample that is really encoded
 _ASSUMED_SPEED = 150e6  # bytes/s of encoding and decoding an unknown codec, for planning the first sample
 _WEIGHT = 0.3  # of the newest measurement
-_REFRESH = 4  # choices between two samples of codecs not chosen
 _REPEATS = 2  # the first run of a codec in a thread also makes its contexts: the faster one counts
 
 Key = Tuple[str, str, str, int]
@@ -112,7 +109,7 @@ class Selector:
         rate = DEFAULT_LINK_BYTES_PER_S if link_bytes_per_s is None else float(link_bytes_per_s)
         if not rate > 0:
             raise BadInput(f"link rate of {link_bytes_per_s} bytes/s", remedy="give a positive number or None")
-        if array.nbytes < _SMALL:
+        if array.nbytes < 1024:  # bytes; below this raw costs less than thinking
             return RAW
         content = content_class(array)
         names = self.list_candidates(array, content)
@@ -135,7 +132,7 @@ class Selector:
 
     def _try_codecs(self, kind: _Kind, names: List[str], array: Array, rate: float) -> None:
         fresh = [name for name in names if name not in kind.table]
-        if not fresh and kind.choices % _REFRESH:
+        if not fresh and kind.choices % 4:  # choices between two samples of codecs not chosen
             return
         due = fresh
         if not due:
@@ -242,7 +239,7 @@ def _table_key(array: Array, content: str) -> Key:
 def content_class(array: Array) -> str:
     """``sparse`` (nine zeros in ten), ``few`` (at most 16 values) or ``many``, by a sample of the elements."""
     flat = array.reshape(-1)
-    sample = flat[:: max(1, flat.size // _SAMPLE)]
+    sample = flat[:: max(1, flat.size // 1024)]  # elements looked at to tell the kind of content
     if 10 * int(np.count_nonzero(sample)) <= sample.size:
         return "sparse"
     return "few" if len(np.unique(sample)) <= 16 else "many"

@@ -23,7 +23,6 @@ DTYPES: Dict[str, np.dtype[Any]] = {
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-MAX_DIMENSIONS = 32
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 """Largest array that :func:`edge_offload.link.codecs.decode` makes unless told otherwise (bytes)."""
 
@@ -135,7 +134,7 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
         raise ProtocolError(f"payload dtype {dtype[:32]!r} is not allowed")
     if not isinstance(params, abc.Mapping) or not all(isinstance(key, str) for key in params):
         raise ProtocolError("payload descriptor: params is a map of names")
-    if not isinstance(shape, (list, tuple)) or len(shape) > MAX_DIMENSIONS:
+    if not isinstance(shape, (list, tuple)) or len(shape) > 32:  # as in numpy
         raise ProtocolError("payload descriptor: shape is a list of at most 32 sizes")
     product = DTYPES[dtype].itemsize
     for extent in shape:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Deque, Optional, Tuple
 
 WARN_S = 0.05
-#: Seconds of round trips of which the shortest counts as the delay of the empty link.
-RTT_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class PeerClock:
 
 
 class RoundTrips:
-    """Round trips of small messages in the latest :data:`RTT_WINDOW_S`. Statistics are updated per sample.
+    """Round trips of small messages in the latest 5 s. Statistics are updated per sample.
 
     Attributes:
         delay_s: half of the shortest; 0 while there is none.
@@ -118,7 +116,7 @@ class RoundTrips:
     def add_round_trip(self, now: float, rtt_s: float) -> None:
         """Add one that has just ended."""
         latest = self._latest
-        while latest and now - latest[0][0] > RTT_WINDOW_S:
+        while latest and now - latest[0][0] > 5.0:  # the shortest is the delay of the empty link
             latest.popleft()
         latest.append((now, rtt_s))
         seconds = [rtt for _, rtt in latest]

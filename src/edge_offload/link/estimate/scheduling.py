@@ -20,14 +20,10 @@ from typing import Any, Dict, List, Optional, Tuple
 MOVERS = "ZMQbg/IO"
 #: Least seconds between two readings of the kernel's counts; a reading takes some 50 us.
 SAMPLE_S = 4e-3
-#: Least seconds between two readings of the steal time, which the kernel counts in steps of 10 ms.
-STEAL_SAMPLE_S = 0.1
 #: Seconds for which samples are retained.
 HISTORY_S = 6.0
 #: Steal time in the machine's line of ``/proc/stat``, in steps of 10 ms.
 _STEAL = re.compile(r"cpu(?:\s+\d+){7}\s+(\d+)\b")
-#: Seconds over which the mean wait for a timeslice is taken.
-TYPICAL_S = 3.0
 #: Key of a message's body for the waits of its sender so far: [seconds, timeslices].
 WAITED = "_waited"
 #: From this delay of a wake-up on (seconds) a machine is called busy.
@@ -54,7 +50,7 @@ class Waits:
             if seconds < before_s or timeslices < before:
                 samples.clear()  # another process counts from the beginning
             else:
-                fade = math.exp((since_s - now) / TYPICAL_S)
+                fade = math.exp((since_s - now) / 3.0)  # seconds over which the mean is taken
                 mean_s, mean = self._mean
                 self._mean = (fade * mean_s + seconds - before_s, fade * mean + timeslices - before)
         if samples and now - samples[0][0] > 2 * HISTORY_S:
@@ -128,7 +124,7 @@ class ThreadCounts:
                 self._seconds += max(0, count[0] - before[0]) / 1e9
                 self._timeslices += max(0, count[1] - before[1])
                 self._threads[thread] = count
-        if self._threads and now - self._steal_looked_s >= STEAL_SAMPLE_S:
+        if self._threads and now - self._steal_looked_s >= 0.1:  # the kernel counts in steps of 10 ms
             self._steal_looked_s = now
             stolen = _STEAL.match(_read_text(self._machine) or "")
             if stolen:

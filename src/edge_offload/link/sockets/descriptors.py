@@ -17,8 +17,8 @@ from typing import Any, Deque, List, NamedTuple, Optional, Tuple
 # struct tcp_info (linux/tcp.h): tcpi_snd_mss and tcpi_rcv_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us)
 # at 68, tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out
 # and tcpi_segs_in at 136 since 4.2, tcpi_min_rtt and tcpi_data_segs_in at 148, tcpi_delivered at 192 since 4.18
-# bytes of it that acked and received need, and that all counters need
-_SHORT_INFO_BYTES, _INFO_BYTES = 136, 196
+# bytes of it that all counters need
+_INFO_BYTES = 196
 _INFO = struct.Struct("=16xIII40xII24xI32xII4xII36xI")
 #: Seconds between two samples of an upload in flight, and of arriving data (``bench levels``: error).
 UPLOAD_SAMPLE_S, ARRIVAL_SAMPLE_S = 4e-3, 1e-3
@@ -183,7 +183,7 @@ class Connection:
                 info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             except OSError:
                 return None
-        if len(info) < _SHORT_INFO_BYTES:
+        if len(info) < 136:  # bytes that acked and received need
             return None
         acked, received = struct.unpack_from("=QQ", info, 120)
         if len(info) < _INFO_BYTES:

@@ -6,8 +6,6 @@ import logging
 import time
 from typing import Any
 
-PER_S = 5
-
 
 class Sparingly:
     """Wraps a logger."""
@@ -25,7 +23,7 @@ class Sparingly:
             if self._suppressed:
                 self._log.warning("link: %d more warnings like these were not written", self._suppressed)
             self._window_s, self._written, self._suppressed = now, 0, 0
-        if self._written < PER_S:
+        if self._written < 5:
             self._written += 1
             self._log.warning(text, *arguments)
         else:

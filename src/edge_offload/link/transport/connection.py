@@ -31,10 +31,7 @@ from edge_offload.link.transport.terms import DEFAULT_TIMINGS, ConnectionLost, P
 __all__ = ["DEFAULT_TIMINGS", "ConnectionLost", "Dialled", "Target", "Terms", "Timings"]
 rare = Sparingly(logging.getLogger(__name__))
 
-ZERO_COPY_BYTES = 64 << 10
 _POLLIN = int(zmq.POLLIN)
-#: Seconds for which an upload in flight is sampled often.
-UPLOAD_S = 0.25
 #: Seconds between pings while somebody attends (:mod:`edge_offload.link.transport.attention`).
 ATTENTIVE_S = 0.025
 
@@ -93,7 +90,7 @@ class Heartbeat:
         """Return when something is to be done, at the latest."""
         sample_s = now + 0.1 if busy or self._pings else math.inf  # else there is nothing whose progress could stop
         given, acked = self.read_progress()
-        if given - acked >= self.sampled_bytes and now - self._given_s < UPLOAD_S:
+        if given - acked >= self.sampled_bytes and now - self._given_s < 0.25:  # later it is sampled rarely
             sample_s = now + UPLOAD_SAMPLE_S
         return min(self._beat_due_s(busy), self._pinged_s + ATTENTIVE_S if attentive else math.inf, sample_s)
 
@@ -287,7 +284,7 @@ class Dialled:
             for index, part in enumerate(parts):
                 # NOBLOCK: once the connection has broken the socket has no peer, and would wait for one for ever
                 flags = zmq.NOBLOCK | (zmq.SNDMORE if index < len(parts) - 1 else 0)
-                self._socket.send(part, flags, copy=len(part) < ZERO_COPY_BYTES)
+                self._socket.send(part, flags, copy=len(part) < 64 << 10)
         except zmq.Again:
             raise ConnectionLost("the connection broke") from None
         size = messages.wire_bytes([len(part) for part in parts])

@@ -29,21 +29,9 @@ from edge_offload.link.sockets.sparingly import Sparingly
 log = logging.getLogger(__name__)
 rare = Sparingly(log)
 
-# how long until the next look: at least, at most, and where nobody is connected
+# least time until the next look
 TICK_S = 0.01
-IDLE_S = 0.1
-EMPTY_S = 1.0
 REFRESH_S = 0.25
-# faster than that no peer fills its bound between two looks
-FASTEST_BYTES_PER_S = 2e9
-# what a peer may send before its first message is delivered: greeting, handshake and hello
-PRELUDE_BYTES = 256 << 10
-# delivered, yet still on its way through the kernel's and libzmq's own buffers
-SLACK_BYTES = 8 << 20
-
-
-# more handshakes of one robot than it may have connections, so that one too many is told why
-HANDSHAKES_MORE = 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +140,7 @@ class Gate:
     ) -> None:  # fmt: skip
         self._allow = allow
         self._bounds = bounds
-        self._most_bytes = max_undelivered_bytes + SLACK_BYTES
+        self._most_bytes = max_undelivered_bytes + (8 << 20)  # on their way through buffers of the kernel and libzmq
         self._counters = counters
         self._lock = threading.Lock()
         self._doors: Dict[int, _Door] = {}
@@ -303,7 +291,7 @@ class Gate:
 
     def _check_bounds(self, now: float) -> float:
         """Break connections that are over a bound; returns the seconds until the next could be."""
-        wait_s = IDLE_S if self._doors else EMPTY_S
+        wait_s = 0.1 if self._doors else 1.0  # until the next look
         for door in list(self._doors.values()):
             counters = door.tcp.read_counters()
             if counters is None:
@@ -312,7 +300,7 @@ class Gate:
             if counters.received != door.received:
                 door.received, door.received_s = counters.received, now
             if door.user is None:
-                if counters.received > PRELUDE_BYTES:
+                if counters.received > 256 << 10:  # greeting, handshake and hello
                     self._break_connection(door, "too many bytes before hello")
                 elif now - door.opened_s > self._bounds.hello_timeout_s:
                     self._break_connection(door, "no hello in time")
@@ -321,7 +309,7 @@ class Gate:
                 remaining = self._most_bytes - (counters.received - self._entrants[door.user].delivered)
                 if remaining < 0:
                     self._break_connection(door, "message over the size limit")
-                wait_s = min(wait_s, max(TICK_S, remaining / FASTEST_BYTES_PER_S))
+                wait_s = min(wait_s, max(TICK_S, remaining / 2e9))  # bytes/s of the fastest peer
         return wait_s
 
     def _turn_out(self, now: float) -> None:
@@ -348,7 +336,7 @@ class Gate:
                 self._counters["refused: unknown key"] += 1
                 where = request.address.decode("ascii", "replace")
                 rare.warning("link: refused a peer at %s with unknown key %s", where, key)
-            elif self._handshakes_of(key) >= self._bounds.connections_per_robot + HANDSHAKES_MORE:
+            elif self._handshakes_of(key) >= self._bounds.connections_per_robot + 8:  # some are refused with a reason
                 status, text = b"300", b"too many connections"  # RFC 27: try again later
                 self._counters["refused: too many of one key"] += 1
                 rare.warning("link: %s connects too often", name)

@@ -32,14 +32,13 @@ from edge_offload.link.transport.prober import answer_probe
 
 log = logging.getLogger(__name__)
 
-OPEN_SLACK = 4 << 20
 DEFAULT_BOUNDS = Bounds()
 Welcome = Callable[[Peer, Dict[str, Any]], Dict[str, Any]]
 
 
 def open_bytes(limits: Limits, bounds: Bounds) -> int:
     """Bytes of requests of one peer that may wait for an answer."""
-    return limits.max_message_bytes + OPEN_SLACK if bounds.open_bytes is None else bounds.open_bytes
+    return limits.max_message_bytes + (4 << 20) if bounds.open_bytes is None else bounds.open_bytes
 
 
 class Reception:

@@ -31,7 +31,6 @@ MAGIC = "edge_offload"
 TYPES = frozenset({"hello", "welcome", "refused", "request", "part", "reply", "error", "notify", "ping", "pong"})
 _NAMED = frozenset({"request", "notify"})
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,63}")
-_MAX_ID = (1 << 63) - 1
 #: The request that a listener answers by itself: ``{down: bytes}`` and a payload up.
 PROBE = "link.probe"
 
@@ -215,7 +214,7 @@ def error_from(body: Dict[str, Any]) -> EdgeOffloadError:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _MAX_ID
+    return type(value) is int and 0 <= value <= (1 << 63) - 1
 
 
 def _no_extension(code: int, _data: bytes) -> Any:

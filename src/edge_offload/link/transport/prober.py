@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 MAX_PROBE_BYTES = 128 << 10
 MIN_PROBE_BYTES = 4 << 10
-FIRST_PROBE_BYTES = 32 << 10
 #: A probe that was too fast to be timed is followed by one four times as large, up to this factor.
 MAX_GROWTH = 16
 #: So does one that raised the estimate by this factor.
@@ -128,7 +127,7 @@ class Prober:
 def probe_bytes(bytes_per_s: float, interval_s: float, share: float) -> int:
     """Size of a probe in one direction (bytes)."""
     if bytes_per_s <= 0:
-        return FIRST_PROBE_BYTES
+        return 32 << 10
     return int(min(MAX_PROBE_BYTES, max(MIN_PROBE_BYTES, share * bytes_per_s * interval_s)))
 
 

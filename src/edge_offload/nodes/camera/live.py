@@ -15,8 +15,8 @@ from edge_offload.nodes.camera.addresses import hide_secrets
 from edge_offload.nodes.camera.frames import FrameSource, SourceLost
 
 CLOSE_S = 3.0
-GAP, SETTLED, DRAIN_S = 3.0, 0.75, 1.0
-"""See :class:`Backlog`; the first two in periods."""
+SETTLED, DRAIN_S = 0.75, 1.0
+"""See :class:`Backlog`; the first in periods."""
 
 
 class Feed(abc.ABC):
@@ -69,7 +69,7 @@ class Backlog:
             self._draining_since_s = now_s
             return
         interval_s = now_s - last_s
-        if not self._drains and interval_s > GAP * period_s:
+        if not self._drains and interval_s > 3.0 * period_s:
             self._drains, self._draining_since_s = True, now_s
         elif self._drains and interval_s < SETTLED * period_s and now_s - self._draining_since_s < DRAIN_S:
             return

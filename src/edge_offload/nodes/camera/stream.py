@@ -19,8 +19,6 @@ OPTIONS = "rtsp_transport;tcp|fflags;discardcorrupt"
 """For FFmpeg: no packet is lost on the way, and what of a frame had come when a stream broke off is no frame."""
 ENVIRONMENT = {"OPENCV_FFMPEG_CAPTURE_OPTIONS": OPTIONS, "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 """What OpenCV looks at when it opens a stream; what a user has set holds."""
-LATE_S, FOR_S, WINDOW_S = 1.0, 2.0, 300.0
-"""See :class:`StreamLag`."""
 
 
 class NetworkStream(LiveSource):
@@ -57,8 +55,8 @@ class NetworkStream(LiveSource):
 class StreamLag:
     """Tells a stream that is read more slowly than it is sent: its frames come later and later, and none is missing.
 
-    A frame is late that has been on its way for :data:`LATE_S` longer than the quickest one of the last
-    :data:`WINDOW_S`. What a network held up is late, too, but not for :data:`FOR_S`.
+    A frame is late that has been on its way for 1 s longer than the quickest one of the last 300 s. What a network held
+    up is late, too, but not for 2 s.
     """
 
     def __init__(self) -> None:
@@ -72,14 +70,14 @@ class StreamLag:
         while self._ways and self._ways[-1][1] >= way_s:
             self._ways.pop()
         self._ways.append((now_s, way_s))
-        while self._ways[0][0] < now_s - WINDOW_S:
+        while self._ways[0][0] < now_s - 300.0:
             self._ways.popleft()
         late_s = way_s - self._ways[0][1]
-        if late_s < LATE_S:
+        if late_s < 1.0:
             self._late_since_s = None
         elif self._late_since_s is None:
             self._late_since_s = now_s
-        return late_s if self._late_since_s is not None and now_s - self._late_since_s > FOR_S else 0.0
+        return late_s if self._late_since_s is not None and now_s - self._late_since_s > 2.0 else 0.0
 
 
 class StreamCapture(Feed):

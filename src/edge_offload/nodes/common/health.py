@@ -16,9 +16,6 @@ OK, WARN, ERROR = 0, 1, 2
 TORCHES = "two versions of torch"
 """Name of the figure that says what to do about them; the summary of a run takes it from there."""
 
-WINDOW_S, LASTING_S = 10.0, 60.0
-"""Results of so many seconds are looked at; the newest one for longer, where results are rare."""
-
 
 @dataclass(frozen=True)
 class HealthReport:
@@ -141,7 +138,8 @@ class Losses:
 
     def _prune_old(self) -> None:
         now = self._clock()
-        while self._recent and now - self._recent[0][0] > (WINDOW_S if len(self._recent) > 1 else LASTING_S):
+        # the newest result counts for longer, where results are rare
+        while self._recent and now - self._recent[0][0] > (10.0 if len(self._recent) > 1 else 60.0):
             self._recent.popleft()
 
 

@@ -22,8 +22,8 @@ _SOURCES = {DEPTH: Object.DEPTH, LIDAR: Object.LIDAR, GROUND: Object.GROUND}
 _SHAPES = (("objects", Marker.CUBE), ("positions", Marker.SPHERE), ("labels", Marker.TEXT_VIEW_FACING))
 """Namespaces of markers in RViz, and the shape of the markers in each."""
 
-_PLATE_M, _LETTER_M = 0.04, 0.25
-"""Thickness of a plate, since an object's depth is unknown, and height of letters; metres."""
+_LETTER_M = 0.25
+"""Height of letters; metres."""
 
 
 def objects_message(
@@ -89,7 +89,7 @@ def markers_message(
             marker.color = ColorRGBA(red / 255, green / 255, blue / 255, 0.5 if kind == Marker.CUBE else 1.0)
             marker.lifetime = rospy.Duration(2)
             if kind == Marker.CUBE:
-                marker.scale = Vector3(extent.width, extent.height, _PLATE_M)
+                marker.scale = Vector3(extent.width, extent.height, 0.04)  # depth is unknown
             elif kind == Marker.SPHERE:
                 marker.pose.position, marker.scale = Point(*position.xyz.tolist()), Vector3(0.1, 0.1, 0.1)
             else:

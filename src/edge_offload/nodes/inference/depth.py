@@ -21,9 +21,6 @@ from edge_offload.nodes.common.poses import frame_name
 from edge_offload.nodes.common.topic_types import await_topic
 from edge_offload.nodes.inference.intake import BUFFER_BYTES, SILENCE_S, Frame
 
-FARTHEST_M = 100.0
-"""A depth image in metres has something nearer: cameras for depth see 20 m far, and 100 mm is too near for them."""
-
 
 class MatchedIntake:
     """Keeps the latest messages of a sensor, to be found by the stamp of an image, or by its arrival.
@@ -124,7 +121,7 @@ def _refuse_millimetres(depth: Array) -> None:
     sampled = depth[::4, ::4]
     valid = sampled[np.isfinite(sampled) & (sampled > 0)]
     nearest = float(np.quantile(valid, 0.01)) if valid.size else 0.0
-    if nearest > FARTHEST_M:
+    if nearest > 100.0:  # metres: cameras for depth see 20 m far, and 100 mm is too near for them
         cause = f"depth image 32FC1 shows nothing nearer than {nearest:.0f} m, as one in millimetres does"
         raise BadInput(cause, remedy="publish metres, or millimetres as 16UC1 (REP 118)")
 

@@ -17,9 +17,6 @@ from edge_offload.nodes.inference.intake import Frame
 from edge_offload.perception.timeline import Instant, stamp_of
 from edge_offload_msgs.msg import Drop
 
-#: Longest staleness that is believed (seconds).
-LONGEST_S = 10.0
-
 
 class Drops:
     """Publishes comparisons. Of results held from one to the next, :meth:`compare_results` also makes them.
@@ -51,7 +48,7 @@ class Drops:
         if last is None or last[0].recording != instant.recording:
             return
         stale_s = (instant - last[0]) * 1e-9
-        if 0 < stale_s < LONGEST_S:
+        if 0 < stale_s < 10.0:  # seconds; longer is not believed
             lost, now = drop(last[1], result), time.monotonic()
             self._estimator.add_comparison(now, stale_s, lost)
             self.publish_drop(instant, stale_s, lost, self._estimator.curve(now))

@@ -36,7 +36,6 @@ BUFFER_BYTES = 2**24
 """A subscriber reads so much at a time. rospy's default of 64 kB holds no image, and its age then grows without end."""
 
 SILENCE_S = 3.0
-MAX_GAP = 1000
 
 AUTO, NO_FRAME, DEFAULT_FRAME = "auto", "none", "map"
 WORLD_FRAME = Param(
@@ -188,7 +187,7 @@ class ImageIntake:
                 return
             self._newest[kind] = stamp
         publisher, seq = message._connection_header.get("callerid", ""), message.header.seq
-        if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < MAX_GAP:
+        if self._last is not None and self._last[0] == publisher and 1 < seq - self._last[1] < 1000:
             self._node.health.count("frames lost before this node", seq - self._last[1] - 1)
         self._last = (publisher, seq)
         self._offer_frame(self._arrivals.make_frame(message, self._news_s))

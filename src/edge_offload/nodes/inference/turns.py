@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Names of tasks become parts of topics.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
-#: Longest interval between frames that is believed (seconds), and the share of a new one in the average.
-LONGEST_S, GAIN = 10.0, 0.2
 
 
 def task_name(name: str) -> str:
@@ -139,9 +137,9 @@ class Turns:
         if last is None or not 0 < instant.number - last.number < 1000:
             return
         seconds = (instant - last) * 1e-9 / (instant.number - last.number)
-        if 0 < seconds <= LONGEST_S:
+        if 0 < seconds <= 10.0:  # seconds; longer is not believed
             measured = math.isfinite(self.interval_s)
-            self.interval_s = self.interval_s + GAIN * (seconds - self.interval_s) if measured else seconds
+            self.interval_s = self.interval_s + 0.2 * (seconds - self.interval_s) if measured else seconds
 
     def refresh(self) -> None:
         with self._lock:

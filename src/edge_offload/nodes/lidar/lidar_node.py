@@ -45,9 +45,6 @@ from edge_offload.perception.scene.scans import AUTO
 
 Sweeps = Union[FileSweeps, BagSweeps, WorldSweeps]
 
-SILENCE_S = 3.0
-"""Seconds without a cloud, after which its topic counts as silent."""
-
 
 class LidarNode(Node):
     """See the module's docstring."""
@@ -82,7 +79,7 @@ class LidarNode(Node):
         self._publisher = rospy.Publisher("lidar/points", PointCloud2, queue_size=4)
         if self.params["input"]:
             remedy = "check the driver, or name its topic (input:=)"
-            self._input = await_topic(self.params["input"], PointCloud2, "cloud", remedy, SILENCE_S)
+            self._input = await_topic(self.params["input"], PointCloud2, "cloud", remedy, after_s=3.0)
             self.health.watch("input", self._input.explain_silence)
             self._arrivals = Arrivals(self.health, "clouds", self.params)
             rospy.Subscriber(

@@ -80,9 +80,6 @@ MB = 1e6
 QUARTERS = 4
 """Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
 
-CHECK_S = 1.0
-"""Seconds between two looks at whether the network node had to be started again."""
-
 SETTLE_S = 0.5
 """Seconds without news after which nothing more is expected of a run that has ended, and after which subscriptions that
 have been connected miss nothing."""
@@ -275,7 +272,7 @@ class RunRecorder(Node):
         if self._connected_s > now and all(topic.get_num_connections() for topic in self._answers):
             self._connected_s = now
         self._report_progress(now)
-        if params["network"] and self._first is None and not self._ended and now - self._looked >= CHECK_S:
+        if params["network"] and self._first is None and not self._ended and now - self._looked >= 1.0:
             self._looked = now
             if _is_respawned(params["network"]):
                 rospy.logfatal(f"{params['network']} ended before its first result; its last line above says why")

@@ -33,9 +33,6 @@ from edge_offload_msgs.msg import Person, PersonArray
 
 _LIMITS = FollowerConfig()
 
-SILENCE_S = 3.0
-"""Without people, empty ones included: whoever finds them is not running."""
-
 
 class FollowerNode(Node):
     """See the module's docstring."""
@@ -70,7 +67,7 @@ class FollowerNode(Node):
         self._lookup = PoseLookup(Poses(), "~base_frame")
         self._losses = Losses("sights of the target without a place to drive to")
         remedy = "start kapao_node, or remap the topic; the robot stands"
-        self._people = await_topic("kapao/people", PersonArray, "people", remedy, SILENCE_S)
+        self._people = await_topic("kapao/people", PersonArray, "people", remedy, after_s=3.0)
         self.health.watch("position", self._losses.describe_losses)
         self.health.watch("people", self._people.explain_silence)
         self._publisher = rospy.Publisher("cmd_vel", Twist, queue_size=1)

@@ -76,8 +76,6 @@ from edge_offload.perception.scene.planning import GridPath, find_path, occupanc
 from edge_offload.runtime.carrying import Along, FrameLoop
 from edge_offload.timing import InferenceReport
 
-SILENCE_S = 5.0
-
 
 class SweepView(SensorView):
     """Work of the node on the sweeps of its LiDAR."""
@@ -110,7 +108,7 @@ class SweepView(SensorView):
     def subscribe(self, queue: LatestFrameQueue[Frame], queue_all: bool) -> None:
         self._sink = self.carry or queue
         remedy = "check the driver, or name its topic (input:=)"
-        self._topic = await_topic("lidar/points", PointCloud2, "sweep", remedy, SILENCE_S)
+        self._topic = await_topic("lidar/points", PointCloud2, "sweep", remedy, after_s=5.0)
         self.health.watch("sweeps", self._topic.explain_silence)
         self._sweeps = rospy.Subscriber(
             "lidar/points", PointCloud2, self.callback(self._on_sweep), queue_size=4, buff_size=BUFFER_BYTES

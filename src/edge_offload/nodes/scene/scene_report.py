@@ -20,9 +20,6 @@ from edge_offload.models.voxels import MAX_VOXELS, VoxelGrid
 from edge_offload.nodes.scene import scene_messages
 from edge_offload.perception.scene.planning import GridPath
 
-#: Cells of a path, and metres of a grid's corner or a path's height.
-MAX_CELLS, MAX_METRES = 65536, 1e5
-
 
 class SceneMessages(NamedTuple):
     """Messages of one scene."""
@@ -67,7 +64,7 @@ def rebuild_messages(
     if free_slice.min() < -1 or free_slice.max() > 100:
         raise BadInput("a slice has values that are none of an occupancy grid")
     cells = outputs[2]
-    if cells.dtype is not torch.int32 or cells.dim() != 2 or cells.shape[1] != 2 or len(cells) > MAX_CELLS:
+    if cells.dtype is not torch.int32 or cells.dim() != 2 or cells.shape[1] != 2 or len(cells) > 65536:
         raise BadInput("a path is no list of cells")
     path = cells.numpy()
     if len(path) and (path.min() < 0 or (path >= shape[:2]).any()):
@@ -89,7 +86,7 @@ def _parse_grid(meta: Mapping[str, Any]) -> Tuple[Tuple[int, int, int], VoxelGri
         raise BadInput(f"a report is about a grid of {'x'.join(map(str, shape))} voxels")
     if not isinstance(origin, list) or len(origin) != 3:
         raise BadInput("a scene's report says no origin of its grid")
-    if not all(type(value) is float and abs(value) <= MAX_METRES for value in (*origin, *numbers)) or numbers[0] <= 0:
+    if not all(type(value) is float and abs(value) <= 1e5 for value in (*origin, *numbers)) or numbers[0] <= 0:
         raise BadInput("a scene's report says lengths that cannot be")
     sides = (shape[0], shape[1], shape[2])
     return sides, VoxelGrid((origin[0], origin[1], origin[2]), numbers[0], sides), numbers[1]

@@ -24,8 +24,6 @@ from edge_offload.errors import BadInput, EdgeOffloadError, Unsupported
 #: Environment of a member: devices of its machine, with commas; the member of GPU n has the n-th.
 DEVICES = "EDGE_OFFLOAD_POOL_DEVICES"
 CPU_LABEL = "cpu"
-#: Limit of the search for devices (seconds).
-SURVEY_S = 120.0
 #: Where CUDA expects the pipes of MPS (environment variable, default), and what its daemon is called.
 MPS_PIPES, MPS_DEFAULT, MPS_DAEMON = "CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps", "nvidia-cuda-mps"
 
@@ -84,7 +82,7 @@ def survey_devices(device: str) -> List[Accelerator]:
         return [Accelerator("cpu")]
     command = [sys.executable, "-m", "edge_offload.server.pool.accelerators", device]
     try:
-        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SURVEY_S)
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120.0)
         report = json.loads(process.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise Unsupported(

@@ -39,12 +39,6 @@ DEFAULT_PORT = 5790
 LOOPBACK = "127.0.0.1"
 #: Limit for a machine to join (seconds).
 START_S = 90.0
-#: Limit for a head to answer (seconds).
-GREET_S = 5.0
-#: Ray's processes end after so long without a head (seconds).
-HEAD_S = 5
-#: Age up to which a server's status counts (seconds).
-STATUS_S = 10.0
 #: A resource of Ray for each class of GPU.
 RESOURCE = "edge_offload_"
 #: The resource of Ray by which the head is known.
@@ -122,7 +116,7 @@ def make_environment(folder: pathlib.Path, base: Optional[Mapping[str, str]] = N
         RAY_task_rpc_inlined_bytes_limit=str(10 * INLINE_BYTES),
         RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # members ask Ray for no GPU, and see those that 'pool join' sees
-        RAY_gcs_rpc_server_reconnect_timeout_s=str(HEAD_S),
+        RAY_gcs_rpc_server_reconnect_timeout_s="5",  # Ray's processes end after so long without a head (seconds)
     )
     env.pop("RAY_AUTH_TOKEN", None)
     env.pop("RAY_ADDRESS", None)
@@ -362,7 +356,7 @@ def _check_listener(host: str, port: int, folder: pathlib.Path) -> None:
     """
     secured = "RAY_USE_TLS" in make_environment(folder, {})
     try:
-        with socket.create_connection((host, port), GREET_S) as connection:
+        with socket.create_connection((host, port), 5.0) as connection:  # limit for a head to answer (seconds)
             if secured:
                 context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
                 context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -407,7 +401,7 @@ def read_statuses(folder: pathlib.Path, address: str) -> List[Dict[str, Any]]:
     statuses = []
     for path in sorted(folder.glob("server-*.json")):
         with contextlib.suppress(OSError, ValueError):
-            if time.time() - path.stat().st_mtime < STATUS_S:
+            if time.time() - path.stat().st_mtime < 10.0:  # age up to which a server's status counts (seconds)
                 statuses.append(json.loads(path.read_text(encoding="utf-8")))
             else:
                 path.unlink()

@@ -34,18 +34,10 @@ from edge_offload.server.pool.settings import PoolSettings, load_network
 
 #: Seconds between surveys of members.
 SURVEY_S = 1.0
-#: Seconds between pings of members by their driver.
-PING_S = 10.0
 #: Time of a call to its member: the next batch is sent so long before the last one ends (seconds).
 LEAD_S = 0.005
 #: Share of the SLO by which batches end early.
 SLACK = 0.1
-#: Share of :data:`~.cluster.INLINE_BYTES` above which tensors may stay in a store, with their descriptions.
-INLINE_SHARE = 0.9
-#: Limit of moved batches in a status.
-MAX_STRANDED = 64
-#: A driver without a message of its front for so long ends.
-ORPHAN_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -105,7 +97,7 @@ class Gateway:
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         surveyed_s, next_s = -math.inf, 0.0
         front = os.getppid()  # a killed one sends no message, and other servers' drivers need its GPUs
-        while not self._front.ended and os.getppid() == front and time.monotonic() - self._front.received_s <= ORPHAN_S:
+        while not self._front.ended and os.getppid() == front and time.monotonic() - self._front.received_s <= 10.0:
             now = time.monotonic()
             if now - surveyed_s >= SURVEY_S:
                 surveyed_s = now
@@ -167,7 +159,7 @@ class Gateway:
             "late_s": {"mean": sum(late_s) / len(late_s), "p50": late_s[len(late_s) // 2], "max": late_s[-1]},
             "stranded": [
                 {name: None if value == math.inf else value for name, value in vars(batch).items()}
-                for batch in list(self._dispatcher.outcomes.stranded)[-MAX_STRANDED:]
+                for batch in list(self._dispatcher.outcomes.stranded)[-64:]  # moved batches in a status
             ],
             "moved": self._dispatcher.outcomes.moved, "moved_in_time": self._dispatcher.outcomes.moved_in_time,
             **self._front.counts, "plans": self._plans.plans,
@@ -179,7 +171,7 @@ class Gateway:
         """Ask for members, and ping those of nodes that are excluded or doubted."""
         self._seats.survey_nodes()
         self._seats.retry_due(now)
-        pings, unsure = now - self._pinged_s >= PING_S, self._dispatcher.members.unconfirmed
+        pings, unsure = now - self._pinged_s >= 10.0, self._dispatcher.members.unconfirmed
         if pings:
             self._pinged_s = now
         for seat in self._seats.actors:
@@ -228,7 +220,7 @@ class Gateway:
         actor = sitting.actor
         reference, tensors = (references, None) if last else references
         frame_bytes = 0.0 if last else float(self._network.cut_bytes[part[2] - 1])
-        stays = frame_bytes * len(call.job.requests) >= INLINE_SHARE * cluster.INLINE_BYTES
+        stays = frame_bytes * len(call.job.requests) >= 0.9 * cluster.INLINE_BYTES  # descriptions travel, too
 
         def post_result(future: Any) -> None:
             error = future.exception()

@@ -14,10 +14,6 @@ from edge_offload.execute.clocks import Clock, clock_of
 from edge_offload.server.pool.parcels import pack_tensor
 from edge_offload.server.pool.stages import BatchedNetwork, Cuts, StageRunner, alive_bytes, names_digest
 
-#: Blocks of a network.
-BLOCKS = 10
-#: Distance of a cut from its ideal place, as a share of a block's time, if less is alive there.
-CUT_TOLERANCE = 0.45
 #: Runs per median.
 REPEATS = 5
 
@@ -43,7 +39,7 @@ def stage_clock(device: torch.device) -> Clock:
     return clock_of(device) if device.type == "cuda" else WallClock()
 
 
-def cut_network(network: BatchedNetwork, blocks: int = BLOCKS) -> Cuts:
+def cut_network(network: BatchedNetwork, blocks: int = 10) -> Cuts:
     """Cut into blocks of about equal time on this machine, with little alive between them."""
     sequence = network.program_for(1).sequence
     ends = np.cumsum(operator_seconds(network))
@@ -55,7 +51,7 @@ def cut_network(network: BatchedNetwork, blocks: int = BLOCKS) -> Cuts:
         candidates = [
             at
             for at in range(bounds[-1] + 1, len(sequence))
-            if abs(float(ends[at - 1]) - place) <= CUT_TOLERANCE * block_s
+            if abs(float(ends[at - 1]) - place) <= 0.45 * block_s  # from its ideal place, if less is alive there
         ]
         if candidates:
             bounds.append(min(candidates, key=lambda at: (sizes[at], abs(float(ends[at - 1]) - place))))

@@ -16,9 +16,6 @@ from edge_offload.split.model.locality import LocalityMap
 from edge_offload.split.model.plan import RowTransfer
 from edge_offload.split.runtime.progress import SplitProgress
 
-MAX_DYNAMIC_BYTES = 16 << 20
-"""Of a value whose size only running tells."""
-
 
 def cut_transfer(located: LocalityMap, transfer: RowTransfer, piece_bytes: int = PIECE_BYTES) -> List[Range]:
     """Return the rows of each piece, in order."""
@@ -52,7 +49,7 @@ def decode_piece(
         raise ProtocolError("a piece says its transfer and rows as whole numbers")
     dtype, shape = progress.expect_rows(index, low, high)
     if DYNAMIC in shape:
-        (tensor,) = unpack_tensors(body.get("tensors"), buffers, max_bytes=MAX_DYNAMIC_BYTES)
+        (tensor,) = unpack_tensors(body.get("tensors"), buffers, max_bytes=16 << 20)
         spec_found = TensorSpec.of(tensor)
         if spec_found.dtype != dtype or len(spec_found.shape) != len(shape):
             raise ProtocolError(f"transfer {index} is {dtype} of {len(shape)} dimensions, and came as {spec_found}")

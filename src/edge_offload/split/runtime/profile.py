@@ -44,20 +44,12 @@ PASSES_S = 4.0
 SLOW_S = 0.05
 """Seconds. Slices of a slower operator are timed once, without a warm-up: earlier runs leave no useful caches."""
 
-LEAST_CODED_BYTES = 4096
-"""Smaller payloads are not coded."""
-SAMPLE_BYTES = 128 * 1024
-"""Size of a sample on which codecs are measured."""
 SAMPLE_PLACES = (0.5, 0.0, 1.0)
 """Places of the samples in a payload: 0 is its first row, 1 its last one."""
 PAUSE_S, PAUSE_STEPS = 0.05, 10
 """Seconds of the pause before a pass, and in how many steps. During the pause other work changes the caches, as it does
 between two frames."""
 COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
-COPY_REPEATS = 9
-
-MAX_PROFILE_BYTES = 32 << 20
-"""Largest profile that is accepted over a link."""
 
 Points = Tuple[Tuple[int, float], ...]
 """Measurements: rows or bytes, and seconds."""
@@ -156,7 +148,7 @@ class Profile:
         Raises:
             ProtocolError: there is no valid profile.
         """
-        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > MAX_PROFILE_BYTES:
+        if len(buffers) != 1 or memoryview(buffers[0]).nbytes > 32 << 20:
             raise ProtocolError("the server sent no profile")
         try:
             return Profile.from_record(json.loads(bytes(buffers[0]).decode()))
@@ -394,7 +386,7 @@ def time_copies(to_device: Callable[[torch.Tensor], Any], to_host: Callable[[int
 
     def median_s(copy: Callable[[Any], Any], payload: Any) -> float:
         seconds = []
-        for _ in range(COPY_REPEATS + 1):
+        for _ in range(10):
             started = time.perf_counter()
             copy(payload)
             seconds.append(time.perf_counter() - started)
@@ -418,10 +410,10 @@ def measure_codecs(tensor: torch.Tensor) -> Tuple[CodecSpeed, ...]:
     from edge_offload.link import codecs
     from edge_offload.link.codecs.choice import candidate_codecs, content_class, cut_slab
 
-    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < LEAST_CODED_BYTES:
+    if tensor.dtype == torch.bfloat16 or tensor.numel() * tensor.element_size() < 4096:
         return ()
     values = tensor.contiguous().numpy()
-    pieces = [np.ascontiguousarray(cut_slab(values, SAMPLE_BYTES, place)) for place in SAMPLE_PLACES]
+    pieces = [np.ascontiguousarray(cut_slab(values, 128 * 1024, place)) for place in SAMPLE_PLACES]
     array = pieces[0]
     speeds: List[CodecSpeed] = []
     for name in candidate_codecs(values, content_class(values)):

@@ -51,14 +51,10 @@ BANDWIDTHS = tuple(
 """Bytes per second for which plans are made: close to each other where a frame takes most of its time on the link."""
 REQUEST_S = 1.5e-3
 """The runtime's own time per inference that uses the link, charged by the planner where it could not be measured."""
-ECHO_COUNT = 9
-MOST_REQUEST_S = 0.05
 OPEN_TIMEOUT_S = 600.0
 REOPEN_S, MOST_REOPEN_S = 5.0, 600.0
 """Before what was refused is asked for again; twice as long each time."""
 PROFILE_REPEATS = 3
-SAME_LINK_S = 0.02
-"""By so much the way to the server may differ from that which plans were made for."""
 
 _log = logging.getLogger(__name__)
 
@@ -317,14 +313,14 @@ class SplitOpener:
         """Measure a request's time beyond the round trip, through all the threads of both sides: a median."""
         seconds = []
         try:
-            for _ in range(ECHO_COUNT):
+            for _ in range(9):
                 started = time.monotonic()
                 background.result(self._client.request("split_echo", {}, timeout_s=5.0), 5.0)
                 seconds.append(time.monotonic() - started)
         except (EdgeOffloadError, FutureTimeout):
             return REQUEST_S
-        return min(max(statistics.median(seconds) - rtt_s, 0.0), MOST_REQUEST_S)
+        return min(max(statistics.median(seconds) - rtt_s, 0.0), 0.05)
 
 
 def _is_similar(one: LinkCosts, other: LinkCosts) -> bool:
-    return abs(one.latency_s - other.latency_s) <= SAME_LINK_S
+    return abs(one.latency_s - other.latency_s) <= 0.02  # seconds by which ways differ for which the same plans hold

@@ -28,12 +28,6 @@ from edge_offload.split.model.objective import Objective
 from edge_offload.split.model.plan import SplitPlan
 from edge_offload.split.runtime.places import SplitDevice
 
-DEFAULT_BANDWIDTH = 5e6
-"""Taken for granted until the link has shown what it carries."""
-PAUSE_S, MOST_PAUSE_S = 0.25, 4.0
-"""After a failure frames run locally for so long; it doubles with each failure in a row."""
-MAX_SHAPES = 64
-
 
 class SplitRunner(Runner):
     """Runs inferences on robot and server together.
@@ -67,7 +61,7 @@ class SplitRunner(Runner):
         self.counts: Optional[FrameCounts] = None
         self._source, self._client, self._slowdown = source, client, slowdown
         self._handles: Handles[Specs, RobotSplit] = Handles(
-            client, f"the split of {source.name!r}", self.opener.close_split, source.retry_s, MAX_SHAPES, source.report
+            client, f"the split of {source.name!r}", self.opener.close_split, source.retry_s, 64, source.report
         )
         self._runs = itertools.count(1)
         self._threads = TransferThreads()
@@ -167,7 +161,8 @@ class SplitRunner(Runner):
             self._failures += 1
             if contest is not None:
                 contest.drop_inference()
-            pause_s = min(PAUSE_S * 2 ** (self._failures - 1), MOST_PAUSE_S)
+            # after a failure frames run locally for so long
+            pause_s = min(0.25 * 2 ** (self._failures - 1), 4.0)
             self._handles.pause(pause_s, "the server's half did not come a moment ago")
             if not isinstance(error, LinkLost):  # the session may be gone there: open again
                 self._handles.forget(specs, opened)
@@ -218,7 +213,8 @@ class SplitRunner(Runner):
     def _read_bandwidth(self) -> float:
         if self.bandwidth is not None:
             return self.bandwidth
-        return self._client.estimator.make_reading(time.monotonic()).cautious.uplink or DEFAULT_BANDWIDTH
+        # until the link has shown what it carries
+        return self._client.estimator.make_reading(time.monotonic()).cautious.uplink or 5e6
 
 
 def describe_plan(plan: SplitPlan) -> str:

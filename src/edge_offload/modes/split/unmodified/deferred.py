@@ -22,10 +22,6 @@ from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.flushed import READ, FlushedSegment
 from edge_offload.replay.signatures import SegmentInvocation
 
-MAX_DEFERRED = 4
-MAX_TOUCHED = 3
-"""Steps in a row that had to be computed after all, because the program used what they left."""
-
 
 @dataclass
 class DeferredStep:
@@ -168,7 +164,7 @@ class DeferredSteps:
             self._steps.append(step)
         else:
             inference.touched = 0
-        if len(self._steps) > MAX_DEFERRED:
+        if len(self._steps) > 4:
             self._compute_step(self._steps[0])
         return step
 
@@ -213,7 +209,7 @@ class DeferredSteps:
     def _count_touched(self, inference: RecordedInference, reason: str) -> None:
         """Count a step that robot and server computed in vain."""
         inference.touched += 1
-        if inference.touched >= MAX_TOUCHED and not inference.problem:
+        if inference.touched >= 3 and not inference.problem:  # steps in a row whose results the program used
             self._inferences.disable(inference, reason)
 
     # -- storages

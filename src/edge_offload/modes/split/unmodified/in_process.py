@@ -30,15 +30,8 @@ from edge_offload.replay.signatures import SegmentInvocation
 
 STORED_READS = 8
 """Reads for which the bytes of inputs and results are kept, so that an inference can be recorded."""
-MAX_OTHER_SEGMENTS = 16
-"""Times in a row that the program did something else than the inference that was waited for."""
-CHECK_S = 0.25
-"""While inferences are computed here anyway, whether the plan of the moment divides them is asked as often as that.
-What is known of an idle link changes no sooner (:class:`~edge_offload.link.transport.prober.Prober`)."""
 MAX_CUT_RUNS = 4 * REPEATS
 """Of an inference that is cut, without the same being used of it twice and kept."""
-NOTIFY_AFTER = 8
-"""Segments that could be no inference for the same reason, after which that is said."""
 
 
 class InProcessSession(DeviceSession):
@@ -85,7 +78,7 @@ class InProcessHandler:
         self._unfit: Counter[str] = Counter()
         self._cut: Optional[CutInference] = None
         self._reads_to_store = self._other_segments = 0
-        self._native.compute_here(True, CHECK_S)
+        self._native.compute_here(True, 0.25)  # seconds: what is estimated of an idle link changes no sooner
 
     # -- called by the device, under its lock
 
@@ -95,7 +88,7 @@ class InProcessHandler:
         try:
             return self._recorder.flush(*fields)
         finally:
-            if self._other_segments >= MAX_OTHER_SEGMENTS:
+            if self._other_segments >= 16:  # segments of other inferences in a row
                 for (segment, _, _), inference in self._inferences.list_items():
                     if segment in self._awaited:
                         self._inferences.disable(
@@ -135,7 +128,7 @@ class InProcessHandler:
         self._update_storages(generation, base, freed, written)
         if isinstance(segment, str):
             self._unfit[segment] += 1
-            if segment and self._unfit[segment] == NOTIFY_AFTER:
+            if segment and self._unfit[segment] == 8:  # segments that are no inference for the same reason
                 self._once.notify(f"an inference {segment}: it is computed here")
             if segment:
                 self._learner.end_trace()

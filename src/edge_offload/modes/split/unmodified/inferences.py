@@ -24,11 +24,8 @@ from edge_offload.replay.signatures import Definition, SegmentInvocation
 from edge_offload.split.model.network import TracedNetwork
 from edge_offload.split.runtime.tracing import locate_along
 
-FETCH_S = 120.0
 REPEATS = 3
 """Runs after which a segment is taken for an inference."""
-MAX_WATCHED = 32
-"""Segments with their storages that are watched."""
 MAX_VARIANTS = 6
 """Sets of storages and host numbers of one segment, after which it is no inference that comes again."""
 _ONE_AT_A_TIME = threading.Lock()
@@ -139,7 +136,7 @@ class InferenceStore:
             inference = RecordedInference(f"inference {segment}", frozenset(number for _, number in invocation.live))
             self._by_key[key] = inference
             for old in [key for key, item in self._by_key.items() if item.runner is None]:
-                if len(self._by_key) <= MAX_WATCHED or old == key:
+                if len(self._by_key) <= 32 or old == key:  # segments with their storages that are watched
                     break
                 del self._by_key[old]
         return inference
@@ -213,7 +210,7 @@ def record_network(
         Unsupported: see :func:`edge_offload.modes.split.unmodified.lift.capture_sequence`; or nothing in it is local.
     """
     storages = sorted(inference.reads)
-    answer = background.result(fetched, FETCH_S)
+    answer = background.result(fetched, 120.0)
     if answer.error is not None or len(answer.fetched) != len(storages):
         raise LinkLost(f"the weights could not be copied: {answer.error}")
     contents = {

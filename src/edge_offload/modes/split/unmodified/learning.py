@@ -35,14 +35,8 @@ from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.split.model.network import TracedNetwork
 
-MAX_FOLLOW_UPS = 64
-"""Further reads of one inference, after its first."""
 MAX_OPEN = 4
 """Splits that are open at once."""
-MAX_NAMES = 5
-"""Kinds of operators that the notice names because they cannot be divided."""
-MAX_CHANGES = 3
-"""Times that an inference is recorded again after its weights were changed."""
 
 _log = logging.getLogger(__name__)
 #: Opens a split of a recorded network.
@@ -74,7 +68,7 @@ class ReadTrace:
             invocation.reason != READ
             or invocation.payloads
             or not follow_up.is_follow_up
-            or len(self.later) >= MAX_FOLLOW_UPS
+            or len(self.later) >= 64  # further reads of one inference, after its first
         ):
             return False
         self.invocations.append(invocation)
@@ -162,7 +156,7 @@ class SplitLearner:
             return self.start_recording(inference, invocations[:1], expected[:1])
         if reason is None and sum(item.runner is not None for item in self._inferences.list_inferences()) >= MAX_OPEN:
             reason = f"{MAX_OPEN} splits are open already"
-        if reason is None and self._inferences.changes.get(invocations[0].segment, 0) > MAX_CHANGES:
+        if reason is None and self._inferences.changes.get(invocations[0].segment, 0) > 3:  # recordings
             reason = "its weights are changed again and again"
         if reason is not None:
             return self._inferences.disable(inference, reason)
@@ -188,9 +182,7 @@ class SplitLearner:
         try:
             network = record_network(inference, recorded, joined, first, expected, fetched)
             total, divisible = len(network.program.sequence), network.located.count_kinds()["local"]
-            undivided = ", ".join(
-                f"{count} {name}" for name, count in network.located.count_global().most_common(MAX_NAMES)
-            )
+            undivided = ", ".join(f"{count} {name}" for name, count in network.located.count_global().most_common(5))
             summary = f"{inference.name} is recorded: {divisible} of {total} operators can be divided"
             self._once.notify(f"{summary}; in one piece: {undivided}" if undivided else summary)
             runner = self.opener(network)

@@ -8,10 +8,8 @@ from typing import Deque
 
 from edge_offload.server.pool.dispatch.queues import Stranded
 
-#: Batches from whose lateness the slack is taken, and the number between two updates.
-WINDOW_CALLS, UPDATE_EVERY = 256, 16
-#: One batch in this number may be later than the slack.
-LATE_ONE_IN = 50
+#: Batches from whose lateness the slack is taken.
+WINDOW_CALLS = 256
 
 
 class Outcomes:
@@ -41,6 +39,6 @@ class Outcomes:
             return
         self._behind_s.append(behind_s)
         self._ended += 1
-        if self._ended % UPDATE_EVERY == 0:
-            late_s = max(0.0, statistics.quantiles(self._behind_s, n=LATE_ONE_IN)[-1])
+        if self._ended % 16 == 0:  # batches between two updates
+            late_s = max(0.0, statistics.quantiles(self._behind_s, n=50)[-1])  # one batch in 50 may be later
             self.slack_s = min(self._most_slack_s, late_s)

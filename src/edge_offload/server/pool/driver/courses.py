@@ -19,8 +19,8 @@ from edge_offload.server.pool.profile import BlockProfile
 from edge_offload.server.pool.seats import ActorPool, Seat
 from edge_offload.server.pool.settings import PoolSettings
 
-#: Delay of a new plan after a member's end, with and without other service; and after a new member (seconds).
-REPLAN_S, NO_SERVICE_S, JOIN_S = 3.0, 0.3, 5.0
+#: Delay of a new plan after a member's end, with and without other service (seconds).
+REPLAN_S, NO_SERVICE_S = 3.0, 0.3
 _log = logging.getLogger(__name__)
 
 
@@ -109,7 +109,7 @@ class PlanSwitcher:
             excluded_s = self._dispatcher.members.excluded.get(seat[0])
             if member.present and excluded_s is None:
                 present.append(seat)
-                grows = grows or (seat not in self._planned and now - member.since_s > JOIN_S)
+                grows = grows or (seat not in self._planned and now - member.since_s > 5.0)  # s after a new member
                 continue
             absent_since_s = member.since_s if not member.present else excluded_s or now
             if serves and seat in self._planned and now - absent_since_s < REPLAN_S:

@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from edge_offload.ir.trace.calls import Buffer
 
-#: Answers kept for a robot that does not acknowledge them, and their bytes; the latest is, however large.
-MAX_ANSWERS, MAX_ANSWER_BYTES = 64, 256 << 20
+#: Bytes of the answers kept for a robot that does not acknowledge them; the latest is, however large.
+MAX_ANSWER_BYTES = 256 << 20
 
 #: A body and its buffers: an answer, or a part of one that came ahead.
 Answer = Tuple[Dict[str, Any], List[Buffer]]
@@ -32,7 +32,7 @@ class AnswerStore:
     def add_answer(self, number: int, answer: Answer) -> None:
         """Store an answer; the oldest ones are removed beyond the limits."""
         self._answers[number] = answer
-        while len(self._answers) > MAX_ANSWERS or (len(self._answers) > 1 and self._count_bytes() > MAX_ANSWER_BYTES):
+        while len(self._answers) > 64 or (len(self._answers) > 1 and self._count_bytes() > MAX_ANSWER_BYTES):
             oldest, _ = self._answers.popitem(last=False)
             self._parts.pop(oldest, None)
 

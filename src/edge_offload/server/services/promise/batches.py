@@ -21,8 +21,6 @@ from edge_offload.execute.tensors import TensorSpec
 from edge_offload.server.promises.latencies import Latencies
 from edge_offload.server.services.replica.replicas import Replica
 
-#: Batches that are measured, how often each, and for how long at most (seconds).
-LARGEST, REPEATS, LONGEST_S = 8, 9, 3.0
 _log = logging.getLogger(__name__)
 FrameInputs = Sequence[Sequence[torch.Tensor]]
 
@@ -97,7 +95,7 @@ class BatchRunner:
         medians: List[float] = []
         tails: List[float] = []
         equal, reason = 1, ""
-        for size in range(1, LARGEST + 1):
+        for size in range(1, 9):
             frames = self._make_frames(size)
             if size > 1:
                 verdict = self._judge(frames)
@@ -107,8 +105,8 @@ class BatchRunner:
                 equal = size if verdict.equal and equal == size - 1 else equal
             self._prepare_frames(frames)
             durations: List[float] = []
-            until_s = time.monotonic() + LONGEST_S
-            while len(durations) < REPEATS and (len(durations) < 3 or time.monotonic() < until_s):
+            until_s = time.monotonic() + 3.0  # of one size (seconds)
+            while len(durations) < 9 and (len(durations) < 3 or time.monotonic() < until_s):
                 give_way()
                 started = time.monotonic()
                 self.run(frames)

@@ -17,8 +17,6 @@ from edge_offload.server.services.replica.service import OpenedModel, ReplicaSer
 from edge_offload.server.status import StatusBook
 from edge_offload.server.worker import JobWorker
 
-#: Models and shapes whose batches are known at once.
-MAX_TABLES = 16
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +70,7 @@ class PromiseService(Service):
         if entry is None or entry[0].replica is not opened.replica:
             batches = BatchRunner(opened.replica, opened.specs)
             entry = batches, batches.load_or_measure(self._device.give_way)
-            if len(self._tables) >= MAX_TABLES:
+            if len(self._tables) >= 16:  # models and shapes whose batches are known at once
                 self._tables.clear()
             self._tables[key] = entry
         return entry

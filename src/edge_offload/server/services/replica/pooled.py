@@ -39,14 +39,8 @@ from edge_offload.server.services.replica.service import Scheduler, ServerInfere
 if TYPE_CHECKING:
     from edge_offload.server.pool.settings import PoolSettings
 
-#: Seconds between two drivers, and from a driver's last word to its end.
-RESTART_S, MOST_RESTART_S, SILENT_S = 0.2, 3.0, 15.0
-#: Seconds that a driver may take to end.
-END_S = 5.0
-#: Requests that may wait for the pool.
-MOST_WAITING = 1024
-#: How often the driver hears from here (seconds).
-BEAT_S = 1.0
+#: Seconds between two drivers, at first.
+RESTART_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -112,7 +106,7 @@ class PoolScheduler(Scheduler):
             return
         if not self._driver:
             raise Refused("full: the pool's driver is not there (yet)", remedy="compute locally meanwhile")
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= 1024:  # requests that may wait for the pool
             raise Refused("full: too many requests wait for the pool")
         number = next(self._numbers)
         limit_s = self._settings.slo_s if inference.wait_s is None else inference.wait_s
@@ -153,13 +147,13 @@ class PoolScheduler(Scheduler):
             if self._driver:
                 pause_s = RESTART_S
             if self._process is None and now - started_s >= pause_s:
-                started_s, pause_s = now, min(2 * pause_s, MOST_RESTART_S)
+                started_s, pause_s = now, min(2 * pause_s, 3.0)
                 self._start_driver()
             elif self._process is not None and (
-                self._process.poll() is not None or (self._driver and now - self._received_s > SILENT_S)
+                self._process.poll() is not None or (self._driver and now - self._received_s > 15.0)  # it is silent
             ):
                 self._end_driver()
-            if self._driver and now - pinged_s >= BEAT_S:
+            if self._driver and now - pinged_s >= 1.0:  # how often the driver hears from here (seconds)
                 pinged_s = now
                 socket.send_multipart([self._driver, messages.pack_header(Message("ping"))])
             self._refuse_late(now)
@@ -178,7 +172,7 @@ class PoolScheduler(Scheduler):
         if self._driver and self._process is not None:
             socket.send_multipart([self._driver, messages.pack_header(Message("notify", 0, 0, "end"))])
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)  # it ends its members
+                self._process.wait(5.0)  # it ends its members
         self._end_driver()
         context.destroy(linger=0)
 

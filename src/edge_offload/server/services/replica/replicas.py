@@ -22,7 +22,6 @@ from edge_offload.models.entry import Scalar
 ReplicaKey = Tuple[str, Tuple[Tuple[str, Scalar], ...]]
 MAX_OPTIONS = 32
 MAX_OPTION_CHARACTERS = 256
-MAX_WARM = 256
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Replica:
                 f"model {self.name!r} changes its own buffers while it computes",
                 remedy="run it in mode local, or make it a function of its inputs",
             )
-        if len(self.warm) >= MAX_WARM:
+        if len(self.warm) >= 256:
             self.warm.clear()
         self.warm.add(specs)
         return time.monotonic() - started

@@ -24,10 +24,6 @@ from edge_offload.split.runtime.places import SplitDevice
 from edge_offload.split.runtime.profile import Profile
 from edge_offload.split.runtime.tracing import locate_along
 
-MAX_TRACED = 8
-"""Traced and profiled models that are kept."""
-MAX_RECORDED_BYTES = 1 << 30
-"""Of which recorded inferences may hold so many bytes of constants, besides those that robots have open."""
 PROFILE_REPEATS = 3
 
 #: Makes it from a model's name, options, the hash of its weights, and what builds it.
@@ -182,7 +178,7 @@ class SplitModelStore:
             raise
         with self._lock:
             self._traced.append(traced)
-            del self._traced[:-MAX_TRACED]
+            del self._traced[:-8]
             self._bound_recorded()
 
     def _matching_models(self, examples: Sequence[torch.Tensor]) -> List[TracedModel]:
@@ -195,7 +191,7 @@ class SplitModelStore:
         total = 0
         for traced in [traced for traced in reversed(self._traced) if traced.replica is None]:
             size = sum(tensor.nbytes for tensor in traced.network.program.constants.values())
-            if total and total + size > MAX_RECORDED_BYTES:
+            if total and total + size > 1 << 30:  # of constants, besides those that robots have open
                 self._traced.remove(traced)
             else:
                 total += size
