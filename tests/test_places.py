@@ -10,13 +10,10 @@ import pytest
 
 from edge_offload import cache, cli, places
 from edge_offload.errors import BadInput
-from edge_offload.link.security import keys
 from edge_offload.native import recipe
-from edge_offload.server import blobs
-from edge_offload.server.pool import cluster
 
 VARIABLES = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", places.CACHE, places.KEYS)
-ALL = (cache.cache_dir, recipe.cache_folder, blobs.default_directory, keys.default_directory, cluster.default_folder)
+ALL = (cache.cache_dir, recipe.cache_folder, places.blobs_folder, places.keys_folder, places.pool_folder)
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -49,7 +46,7 @@ def test_a_relative_folder_of_xdg_is_ignored(bare):
     bare.setenv("XDG_CACHE_HOME", "cache")
     bare.setenv("XDG_CONFIG_HOME", "./config")
     assert cache.cache_dir() == pathlib.Path("/h/.cache/edge_offload")
-    assert keys.default_directory() == pathlib.Path("/h/.config/edge_offload/keys")
+    assert places.keys_folder() == pathlib.Path("/h/.config/edge_offload/keys")
 
 
 def test_ordinary_users_have_the_usual_places(bare):

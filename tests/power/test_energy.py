@@ -213,20 +213,11 @@ def test_what_overlaps_adds_what_it_adds_to_standby() -> None:
     assert StateModel(timeline).energy(0.0, 1.0) == pytest.approx(13.35 + 4.25 - 4.04)
 
 
-def test_a_state_entered_twice_counts_once_and_an_open_one_counts_to_now() -> None:
-    clock = Clock()
-    timeline = StateTimeline(clock)
+def test_a_state_counts_once_where_its_intervals_overlap_and_the_model_rests_between_frames() -> None:
+    timeline = StateTimeline(Clock())
     model = StateModel(timeline)
-    timeline.enter_state(COMPUTE)
-    clock.now = 1.0
-    timeline.enter_state(COMPUTE)
-    clock.now = 2.0
-    timeline.leave_state(COMPUTE)
-    assert model.watts() == pytest.approx(13.35)
+    timeline.add_interval(COMPUTE, 0.0, 2.0)
     timeline.add_interval(COMPUTE, 0.5, 1.5)
-    assert model.energy(0.0, 2.0) == pytest.approx(2 * 13.35)
-    timeline.leave_state(COMPUTE)
-    clock.now = 3.0
     assert model.watts() == pytest.approx(4.04)
     assert model.energy(0.0, 3.0) == pytest.approx(2 * 13.35 + 4.04)
 
@@ -284,30 +275,25 @@ def test_states_beyond_the_history_are_refused_not_guessed() -> None:
 
 
 def test_the_timeline_survives_many_threads() -> None:
-    timeline = StateTimeline()
+    timeline = StateTimeline(Clock())
 
-    def work() -> None:
-        for _ in range(200):
-            timeline.enter_state(COMPUTE)
-            timeline.enter_state(COMMUNICATE)
-            timeline.active_states()
-            timeline.leave_state(COMMUNICATE)
-            timeline.leave_state(COMPUTE)
+    def work(first: int) -> None:
+        for second in range(first, first + 200):
+            timeline.add_interval(COMPUTE, second, second + 1)
+            timeline.busy_seconds(0.0, 800.0)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(200 * number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert timeline.active_states() == {COMPUTE: False, COMMUNICATE: False}
+    assert timeline.busy_seconds(0.0, 800.0)[COMPUTE] == pytest.approx(800.0)
 
 
 def test_misuse_is_refused() -> None:
     timeline = StateTimeline(Clock())
-    with pytest.raises(BadInput, match="without having begun"):
-        timeline.leave_state(COMPUTE)
     with pytest.raises(BadInput, match="unknown state"):
-        timeline.enter_state("flying")
+        timeline.add_interval("flying", 0.0, 1.0)
     with pytest.raises(BadInput, match="before it starts"):
         timeline.add_interval(COMPUTE, 2.0, 1.0)
     with pytest.raises(BadInput, match="below standby"):

@@ -22,7 +22,7 @@ import threading
 from dataclasses import replace
 from typing import Any, Callable, List, Mapping
 
-from edge_offload import beside, subcommands
+from edge_offload import beside, places, subcommands
 from edge_offload.errors import BadInput
 
 #: Actions that another distribution brings, and what they do.
@@ -209,9 +209,7 @@ def _describe_driver(row: Mapping[str, Any]) -> List[str]:
 
 
 def _keys(args: argparse.Namespace) -> pathlib.Path:
-    from edge_offload.server.pool import cluster
-
-    return pathlib.Path(args.pool_keys).resolve() if args.pool_keys else cluster.default_folder()
+    return pathlib.Path(args.pool_keys).resolve() if args.pool_keys else places.pool_folder()
 
 
 def _add_profile(profile: argparse.ArgumentParser) -> None:

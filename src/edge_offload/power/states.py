@@ -39,12 +39,6 @@ class StatePowers:
             if value < self.standby:
                 raise BadInput(f"power model: {name} ({value} W) is below standby ({self.standby} W)")
 
-    def watts(self, compute: bool, communicate: bool) -> float:
-        """Power of a state, watts: standby plus the increments of both active states."""
-        return (
-            self.standby + (self.inference - self.standby) * compute + (self.communication - self.standby) * communicate
-        )
-
 
 #: Names of the watts of :class:`StatePowers` in parameters and YAML files.
 WATTS = ("inference_watts", "communication_watts", "standby_watts")
@@ -69,12 +63,10 @@ def powers_of(values: Mapping[str, Any]) -> Optional[StatePowers]:
 
 @dataclass
 class _StateIntervals:
-    """Intervals of one state, s: closed ones, disjoint and sorted; one open ``since``, held by ``depth`` threads."""
+    """Intervals of one state (seconds), disjoint and sorted."""
 
     starts: List[float] = field(default_factory=list)
     ends: List[float] = field(default_factory=list)
-    depth: int = 0
-    since: float = 0.0
 
     def add_interval(self, start: float, end: float) -> None:
         """Add [start, end], merged with the intervals that it overlaps."""
@@ -86,7 +78,7 @@ class _StateIntervals:
         self.ends[first:last] = [end]
 
     def overlap(self, t0: float, t1: float) -> float:
-        """Seconds of closed intervals within [t0, t1]."""
+        """Seconds of the intervals within [t0, t1]."""
         first = bisect.bisect_left(self.ends, t0)
         last = bisect.bisect_right(self.starts, t1)
         return sum(max(0.0, min(self.ends[i], t1) - max(self.starts[i], t0)) for i in range(first, last))
@@ -99,8 +91,8 @@ class _StateIntervals:
 class StateTimeline:
     """Thread-safe record of when the robot computed and communicated.
 
-    A state that several threads hold at once counts once. Intervals may also be added later, overlapping or out of
-    order. Intervals that ended more than ``history_s`` ago are removed.
+    Intervals are added when they have ended, overlapping or out of order. Those that ended more than ``history_s`` ago
+    are removed.
 
     Args:
         clock: monotonic seconds.
@@ -113,29 +105,6 @@ class StateTimeline:
         self._lock = threading.Lock()
         self._intervals: Dict[str, _StateIntervals] = {state: _StateIntervals() for state in STATES}
         self._horizon = -math.inf
-
-    def enter_state(self, state: str) -> None:
-        """Enter ``state`` now; every call needs one of :meth:`leave_state`."""
-        busy = self._intervals_of(state)
-        with self._lock:
-            if busy.depth == 0:
-                busy.since = self._clock()
-            busy.depth += 1
-
-    def leave_state(self, state: str) -> None:
-        """Leave ``state`` now.
-
-        Raises:
-            BadInput: the state was not entered.
-        """
-        busy = self._intervals_of(state)
-        with self._lock:
-            if busy.depth == 0:
-                raise BadInput(f"state {state!r} ended without having begun")
-            busy.depth -= 1
-            if busy.depth == 0:
-                busy.add_interval(busy.since, max(busy.since, self._clock()))
-                self._prune_intervals()
 
     def add_interval(self, state: str, start_s: float, end_s: float) -> None:
         """Record that ``state`` held over [start_s, end_s] on the clock.
@@ -165,7 +134,7 @@ class StateTimeline:
                 self.add_interval(state, stage_start_s, stage_end_s)
 
     def busy_seconds(self, t0: float, t1: float) -> Dict[str, float]:
-        """Return the seconds that each state held within [t0, t1]; a current state counts up to ``t1``.
+        """Return the seconds that each state held within [t0, t1].
 
         Raises:
             BadInput: the interval is reversed, or starts before the history.
@@ -177,21 +146,7 @@ class StateTimeline:
                     f"states of {self._horizon - t0:.1f} s before the oldest remembered were asked for",
                     remedy="make the timeline with a longer history_s",
                 )
-            return {state: self._seconds_within(busy, t0, t1) for state, busy in self._intervals.items()}
-
-    @staticmethod
-    def _seconds_within(busy: _StateIntervals, t0: float, t1: float) -> float:
-        total = busy.overlap(t0, t1)
-        start = max(t0, busy.since)
-        if busy.depth and start < t1:
-            # intervals added after the fact may already cover a part of the open one
-            total += (t1 - start) - busy.overlap(start, t1)
-        return total
-
-    def active_states(self) -> Dict[str, bool]:
-        """Return for each state whether it holds now."""
-        with self._lock:
-            return {state: busy.depth > 0 for state, busy in self._intervals.items()}
+            return {state: busy.overlap(t0, t1) for state, busy in self._intervals.items()}
 
     def _intervals_of(self, state: str) -> _StateIntervals:
         try:
@@ -218,9 +173,8 @@ class StateModel(PowerSource):
         self.name = f"state model ({powers.inference:g}/{powers.communication:g}/{powers.standby:g} W)"
 
     def watts(self) -> float:
-        """Power now, in watts."""
-        states = self.timeline.active_states()
-        return self.powers.watts(states[COMPUTE], states[COMMUNICATE])
+        """Power between two frames, in watts: states are recorded when they have ended."""
+        return self.powers.standby
 
     def energy(self, t0: float, t1: float) -> float:
         """Return the joules over [t0, t1] on the timeline's clock.

@@ -21,11 +21,6 @@ _log = logging.getLogger(__name__)
 MAX_UNWRITTEN_BYTES = 64 << 20
 
 
-def default_directory() -> pathlib.Path:
-    """Return the default directory of blobs (:func:`edge_offload.places.blobs_folder`)."""
-    return places.blobs_folder()
-
-
 class BlobStore:
     """Blobs in a directory that only this user can read; the least recently used go first. Thread-safe.
 
@@ -38,7 +33,7 @@ class BlobStore:
     """
 
     def __init__(self, directory: Optional[pathlib.Path] = None, max_bytes: int = 16 << 30) -> None:
-        self.directory = directory if directory is not None else default_directory()
+        self.directory = directory if directory is not None else places.blobs_folder()
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._stored: Optional[int] = None

@@ -8,11 +8,10 @@ import stat
 
 import pytest
 
-from edge_offload import cli
+from edge_offload import cli, places
 from edge_offload.errors import BadInput
 from edge_offload.link.security.keys import (
     KeyStore,
-    default_directory,
     is_loopback,
     join_address,
     split_address,
@@ -36,13 +35,13 @@ def test_files_are_private(keys):
 
 def test_where_keys_live(monkeypatch):
     monkeypatch.setenv("EDGE_OFFLOAD_KEYS", "/somewhere/keys")
-    assert default_directory() == pathlib.Path("/somewhere/keys")
+    assert places.keys_folder() == pathlib.Path("/somewhere/keys")
     monkeypatch.delenv("EDGE_OFFLOAD_KEYS")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/config")
-    assert default_directory() == pathlib.Path("/config/edge_offload/keys")
+    assert places.keys_folder() == pathlib.Path("/config/edge_offload/keys")
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert default_directory() == pathlib.Path("/home/someone/.config/edge_offload/keys")
+    assert places.keys_folder() == pathlib.Path("/home/someone/.config/edge_offload/keys")
 
 
 def test_secret_is_never_shown(keys):

@@ -45,11 +45,6 @@ class KeyPair:
         return f"KeyPair(public={self.public!r}, secret=hidden, automatic={self.automatic})"
 
 
-def default_directory() -> pathlib.Path:
-    """Default folder of keys (:func:`edge_offload.places.keys_folder`)."""
-    return places.keys_folder()
-
-
 def split_address(address: str) -> Tuple[str, int]:
     """Host and port of ``tcp://host:port`` or ``host:port`` (IPv6 hosts in brackets, such as ``[fe80::1%eth0]:5700``).
 
@@ -133,7 +128,7 @@ class KeyStore:
     """The key directory (see the module). Several processes may use it at once."""
 
     def __init__(self, directory: Optional[Union[str, os.PathLike[str]]] = None) -> None:
-        self.directory = pathlib.Path(directory) if directory is not None else default_directory()
+        self.directory = pathlib.Path(directory) if directory is not None else places.keys_folder()
 
     def pair(self, role: str) -> Optional[KeyPair]:
         """The pair of ``role`` (``client`` or ``server``), None if there is none yet.

@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from edge_offload import places, requirements
+from edge_offload import requirements
 from edge_offload.errors import BadInput, Refused, Unsupported
 from edge_offload.parent import with_parent
 from edge_offload.server.pool.accelerators import CPU_LABEL, DEVICES
@@ -74,11 +74,6 @@ def check_available() -> None:
     why = unavailable_reason()
     if why:
         raise Unsupported(why, remedy="robots need no Ray: they reach a pool through a server")
-
-
-def default_folder() -> pathlib.Path:
-    """Return the default folder of the token."""
-    return places.pool_folder()
 
 
 def make_token(folder: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ import pathlib
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, Tuple
 
+from edge_offload import places
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import cluster, profile
 
@@ -58,7 +59,7 @@ def make_settings(address: str, model: str, slo_s: float, profiles: str, keys: s
     cluster.check_available()
     if not model or not profiles:
         raise BadInput("a pool needs --model and --profiles", remedy="measure with 'edge-offload pool profile'")
-    folder = pathlib.Path(keys) if keys else cluster.default_folder()
+    folder = pathlib.Path(keys) if keys else places.pool_folder()
     cluster.check_keys(address, folder)
     settings = PoolSettings(
         address, "", model, slo_s, str(pathlib.Path(profiles).resolve()), str(folder.resolve()), threads=threads
