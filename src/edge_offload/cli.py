@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import traceback
@@ -14,7 +15,7 @@ from typing import List, Optional
 from edge_offload import beside, commands, outputs, places, subcommands
 from edge_offload.errors import EdgeOffloadError, in_words, without_module
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C, as a shell has it."""
 
 DEFECT = 70

@@ -12,7 +12,7 @@ from edge_offload.errors import PYTHON_VARIABLE, without_module
 from edge_offload.nodes import module_of
 
 #: Exit code of a node that is told to end before it has begun.
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
 _REPLACED = "_EDGE_OFFLOAD_PYTHON_IN_USE"
 
 

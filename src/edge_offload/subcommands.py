@@ -16,10 +16,6 @@ from typing import Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, T
 
 from edge_offload.errors import BadInput
 
-MOST = 2**31 - 1
-"""The largest whole number that an argument may be."""
-
-
 DEVICE = "what computes here: auto (the GPU if there is one, default), cpu, cuda or cuda:n"
 
 
@@ -50,8 +46,9 @@ def positive(text: str) -> float:
 def count(text: str) -> int:
     """A whole number from 0 on: how many, which, a port, a seed."""
     value = int(text)
-    if not 0 <= value <= MOST:
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give a whole number from 0 to {MOST}")
+    most = 2**31 - 1
+    if not 0 <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give a whole number from 0 to {most}")
     return value
 
 

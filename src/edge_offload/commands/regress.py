@@ -33,8 +33,6 @@ from edge_offload.dashboard.progress import PROGRESS
 from edge_offload.errors import BadInput, EdgeOffloadError
 from edge_offload.outputs import check_output, write_text
 
-#: Differences that are printed at most.
-SHOWN = 20
 #: Error line of a node that ends at its start or while it runs. Colour codes of rospy's log (ESC …) end the cause.
 CANNOT_START = re.compile(r"cannot (start|go on): ([^\x1b\n]*)")
 
@@ -79,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if args.frames:
         expected = {**expected, "frames": expected["frames"][: args.frames]}
     differences = regression.find_differences(expected, actual)
-    for line in differences[:SHOWN]:
+    most = 20
+    for line in differences[:most]:
         print(line)
-    if len(differences) > SHOWN:
-        print(f"… and {len(differences) - SHOWN} more")
+    if len(differences) > most:
+        print(f"… and {len(differences) - most} more")
     verdict = f"{len(differences)} differences" if differences else "the same"
     print(f"{regression.describe_counts(actual)}, model {expected['model']}: {verdict}")
     return 1 if differences else 0

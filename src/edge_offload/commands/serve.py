@@ -31,8 +31,6 @@ from edge_offload.subcommands import options, positive, some
 DEFAULT_BIND = "tcp://127.0.0.1:5700"
 #: Signal on which a server drains: it answers what is in flight and ends.
 DRAIN_SIGNAL = signal.SIGUSR1
-#: Seconds that ``--drain`` waits for the server's end.
-DRAIN_S = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -248,7 +246,8 @@ def drain(bind: str) -> int:
             remedy="name its --bind, and run this as the same user; a server that is a node ends with rosnode kill",
         )
     servers[0].send_signal(DRAIN_SIGNAL)
-    end_s = time.monotonic() + DRAIN_S
+    drain_s = 20.0
+    end_s = time.monotonic() + drain_s
     while time.monotonic() < end_s:
         with contextlib.suppress(psutil.NoSuchProcess):
             if servers[0].status() != psutil.STATUS_ZOMBIE:
@@ -256,7 +255,7 @@ def drain(bind: str) -> int:
                 continue
         print_progress("drained")
         return 0
-    print_progress(f"pid {servers[0].pid} still runs after {DRAIN_S:g} s; 'kill {servers[0].pid}' ends it")
+    print_progress(f"pid {servers[0].pid} still runs after {drain_s:g} s; 'kill {servers[0].pid}' ends it")
     return 1
 
 

@@ -21,8 +21,6 @@ from typing import List
 
 from edge_offload.commands.serve import DEFAULT_BIND, status_line
 
-TIMEOUT_S = 5.0
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See :mod:`edge_offload.commands`."""
@@ -41,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from edge_offload.server.status import PromiseStatus, ServerStatus
 
     with Client(args.server, keys=KeyStore(args.keys) if args.keys else None) as client:
-        client.wait_ready(TIMEOUT_S)
-        body = background.result(client.request("status", timeout_s=TIMEOUT_S), TIMEOUT_S + 1.0).body
+        timeout_s = 5.0
+        client.wait_ready(timeout_s)
+        body = background.result(client.request("status", timeout_s=timeout_s), timeout_s + 1.0).body
     status = ServerStatus.from_dict(body)
     if args.json:
         promises = [{**one, **{key: None for key, value in one.items() if value != value}} for one in body["promises"]]

@@ -19,7 +19,6 @@ from edge_offload import places
 from edge_offload.errors import BadInput
 
 TOKEN_VARIABLE = "EDGE_OFFLOAD_DASHBOARD_TOKEN"
-MIN_TOKEN = 16
 
 HEADERS: Dict[str, str] = {
     # everything comes from this server, nothing is inline, no page frames this one or learns its address
@@ -60,10 +59,11 @@ def read_token(path: str = "", environment: Optional[Mapping[str, str]] = None) 
             token, where = places.expand(path).read_text(encoding="utf-8").strip(), path
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"cannot read the token in {path}: {error}") from error
-    if (path or token) and len(token) < MIN_TOKEN:
+    least = 16
+    if (path or token) and len(token) < least:
         # an error shows no more of a secret than its length
         raise BadInput(
-            f"the token in {where} has {len(token)} characters, it needs {MIN_TOKEN}",
+            f"the token in {where} has {len(token)} characters, it needs {least}",
             remedy="make one: python3 -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     return token

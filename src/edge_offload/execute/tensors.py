@@ -16,8 +16,6 @@ from edge_offload.link.codecs.payload import dtype_name
 
 #: Tensors per message, at most.
 MAX_TENSORS = 256
-#: Buffers per tensor, at most.
-MAX_PARTS = 64
 #: Bytes of the outputs that a robot reports for those who watch on the server.
 MAX_REPORT_BYTES = 8 << 20
 
@@ -144,7 +142,8 @@ def check_descriptors(
         raise ProtocolError(f"a message carries a list of at most {MAX_TENSORS} tensors")
     specs = [TensorSpec.parse(raw) for raw in descriptors]
     counts = [raw.get("parts") for raw in descriptors]
-    if not all(type(count) is int and 0 <= count <= MAX_PARTS for count in counts) or sum(counts) != parts:
+    # buffers per tensor
+    if not all(type(count) is int and 0 <= count <= 64 for count in counts) or sum(counts) != parts:
         raise ProtocolError(f"the tensors claim {str(counts)[:64]} buffers, the message has {parts}")
     total = sum(spec.nbytes for spec in specs)
     if total > max_bytes:

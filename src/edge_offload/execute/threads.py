@@ -9,9 +9,6 @@ import torch
 
 from edge_offload.errors import BadInput, Unsupported
 
-MOST_THREADS = 1024
-"""More end the process: OpenMP starts them all at once."""
-
 
 def pin(threads: Optional[int] = None, cores: Optional[Iterable[int]] = None) -> None:
     """Use ``threads`` torch threads in the calling thread and every later one; keep the whole process on ``cores``.
@@ -27,8 +24,9 @@ def pin(threads: Optional[int] = None, cores: Optional[Iterable[int]] = None) ->
         Unsupported: the platform cannot set the affinity.
     """
     if threads is not None:
-        if not 1 <= threads <= MOST_THREADS:
-            raise BadInput(f"{threads} compute threads", remedy=f"use 1 to {MOST_THREADS}")
+        most = 1024  # more end the process: OpenMP starts them all at once
+        if not 1 <= threads <= most:
+            raise BadInput(f"{threads} compute threads", remedy=f"use 1 to {most}")
         torch.set_num_threads(threads)
     if cores is not None:
         _set_affinity(frozenset(cores))

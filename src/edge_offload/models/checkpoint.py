@@ -10,7 +10,6 @@ import torch
 
 from edge_offload.errors import BadInput
 
-MAX_BYTES = 4 << 30
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 
@@ -30,8 +29,9 @@ def read(path: pathlib.Path) -> Tuple[Dict[str, torch.Tensor], Dict[str, str]]:
             remedy=f"convert it once, on a workstation: edge-offload convert {quote(str(path))} "
             f"{quote(str(path.with_suffix('.safetensors')))}",
         )
-    if path.stat().st_size > MAX_BYTES:
-        raise BadInput(f"checkpoint {path} is over {MAX_BYTES >> 30} GB")
+    most = 4 << 30
+    if path.stat().st_size > most:
+        raise BadInput(f"checkpoint {path} is over {most >> 30} GB")
     try:
         with safe_open(str(path), framework="pt") as stream:
             tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118

@@ -29,8 +29,6 @@ from edge_offload.models.entry import Scalar
 from edge_offload.modes.remote import Handles, Progress
 from edge_offload.modes.runner import Attempt, FailedAttempt, Runner
 
-#: Seconds that building a model and its first run may take on the server.
-OPEN_TIMEOUT_S = 300.0
 #: Characters in the name of an engine.
 MAX_ENGINE = 200
 
@@ -262,8 +260,9 @@ class ServerRunner(Runner):
             "state_hash": self._hash,
             "inputs": [spec.to_dict() for spec in specs],
         }
-        future = self._client.request("open_model", body, timeout_s=OPEN_TIMEOUT_S)
-        opened = background.result(future, OPEN_TIMEOUT_S + 1.0).body
+        timeout_s = 300.0  # for building the model and its first run
+        future = self._client.request("open_model", body, timeout_s=timeout_s)
+        opened = background.result(future, timeout_s + 1.0).body
         handle = opened.get("handle")
         if type(handle) is not int:
             raise ProtocolError("the server opened the model without a handle")

@@ -35,9 +35,6 @@ _LEAST_POINTS = 3
 _ERRORS = {DEPTH: (0.01, 0.0025), LIDAR: (0.03, 0.0)}
 """Error of a depth (one sigma) by source: a constant in m, and a factor of the squared depth in 1/m."""
 
-_SIDEWAYS = 0.15
-"""Error of the middle of a region (one sigma), as a share of its width."""
-
 
 class ImageRegion(NamedTuple):
     """A rectangle in the image that shows an object, px.
@@ -178,11 +175,12 @@ class Locator:
         """Yield parts of a detection: the torso of a person, then the middle half of the box."""
         x1, y1, x2, y2 = (float(value) for value in box)
         width, height = x2 - x1, y2 - y1
+        sideways = 0.15  # error of the middle of a region (one sigma), as a share of its width
         if keypoints is not None:
             torso = torso_region(box, keypoints, self.keypoint_score)
-            yield ImageRegion(*torso, 0.5, _SIDEWAYS * (torso[2] - torso[0]))
+            yield ImageRegion(*torso, 0.5, sideways * (torso[2] - torso[0]))
         across, down = width / 4, height / 4
-        yield ImageRegion(x1 + across, y1 + down, x2 - across, y2 - down, 0.4, _SIDEWAYS * width)
+        yield ImageRegion(x1 + across, y1 + down, x2 - across, y2 - down, 0.4, sideways * width)
 
     def _by_depth(self, region: ImageRegion, scale: float) -> Optional[Position]:
         """Locate by the depth image; None: too few samples of a surface."""

@@ -8,8 +8,6 @@ from typing import Dict, Mapping, Protocol
 
 from edge_offload.mode import Mode
 
-MAX_AMPERE_HOURS = 1000.0
-"""More is in thousandths (mAh), or nonsense: not known."""
 _PER_CENT_FROM = 2.0
 """No share is so large: from there on the driver writes per cent."""
 
@@ -46,11 +44,12 @@ class Battery:
 
         With ``percent`` the driver writes ``percentage`` as 0 to 100, though the message's is 0 to 1.
         """
-        full = next((value for value in (capacity, design_capacity) if 0 < value <= MAX_AMPERE_HOURS), math.nan)
+        most = 1000.0  # more is in thousandths (mAh), or nonsense: not known
+        full = next((value for value in (capacity, design_capacity) if 0 < value <= most), math.nan)
         marked = any(math.isnan(value) for value in (charge, capacity, design_capacity, voltage))
         # drivers that do not write nan leave 0 in what they do not measure
         # a good battery may hold 10 % more than its data sheet says
-        charge = charge if 0 < charge <= min(MAX_AMPERE_HOURS, full * 1.1 if full > 0 else math.inf) else math.nan
+        charge = charge if 0 < charge <= min(most, full * 1.1 if full > 0 else math.inf) else math.nan
         charged = min(charge / full, 1.0)
         share = _share(percentage, charged, percent, zero=marked)
         left = charge if math.isfinite(charge) else share * full

@@ -19,7 +19,6 @@ from edge_offload.cache import cache_dir, locked
 from edge_offload.errors import Unsupported, in_words
 
 _SUFFIX = ".engine"
-_MOST_HEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,8 @@ def _read_entry(path: pathlib.Path) -> Optional[EngineEntry]:
         facts = os.fstat(descriptor)
         if facts.st_uid != os.getuid() or not stat.S_ISREG(facts.st_mode) or stat.S_IMODE(facts.st_mode) & 0o077:
             return _delete_invalid(path)
-        stated, head, built = stream.readline(_MOST_HEAD), stream.readline(_MOST_HEAD), stream.read()
+        most = 4096  # bytes of a line
+        stated, head, built = stream.readline(most), stream.readline(most), stream.read()
     digest = hashlib.sha256(head)
     digest.update(built)
     if digest.hexdigest().encode() + b"\n" != stated:

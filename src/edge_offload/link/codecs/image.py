@@ -14,8 +14,6 @@ from edge_offload.link.codecs.kernels.portable import NONE, PREDICTORS, Frame
 from edge_offload.link.codecs.method import Coded, Method, NotApplicable
 from edge_offload.link.codecs.payload import Header, array_from, bytes_of, take_int
 
-_LEAST_SIDE = 4  # pixels; anything smaller is not worth predicting
-
 
 def stack_frame(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
     """Read an array of ``shape`` as a stack of images: [..., H, W, C<=4] interleaved, [..., C<=4, H, W] or [..., H, W].
@@ -23,10 +21,11 @@ def stack_frame(shape: Tuple[int, ...], predictor: int) -> Optional[Frame]:
     Returns:
         A frame without colour differences, or None if the shape is no image.
     """
-    if len(shape) >= 3 and 1 <= shape[-1] <= 4 and min(shape[-3:-1]) >= _LEAST_SIDE:
+    least = 4  # pixels; anything smaller is not worth predicting
+    if len(shape) >= 3 and 1 <= shape[-1] <= 4 and min(shape[-3:-1]) >= least:
         images, channels, interleaved = shape[:-3], shape[-1], True
         height, width = shape[-3:-1]
-    elif len(shape) >= 2 and min(shape[-2:]) >= _LEAST_SIDE:
+    elif len(shape) >= 2 and min(shape[-2:]) >= least:
         (height, width), interleaved = shape[-2:], False
         channels = shape[-3] if len(shape) >= 3 and 1 <= shape[-3] <= 4 else 1
         images = shape[:-3] if channels > 1 else shape[:-2]

@@ -30,7 +30,6 @@ Buffer = Union[bytes, bytearray, memoryview]
 Params = Dict[str, Any]
 
 _KEYS = {"codec", "dtype", "shape", "params", "stream", "lossy"}
-_EMPTY_LIMIT = 1 << 40  # product of the other axes of an empty array: numpy refuses far larger ones by a ValueError
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,12 @@ def check_descriptor(descriptor: Mapping[str, Any], max_bytes: int) -> Header:
     if not isinstance(shape, (list, tuple)) or len(shape) > 32:  # as in numpy
         raise ProtocolError("payload descriptor: shape is a list of at most 32 sizes")
     product = DTYPES[dtype].itemsize
+    empty_limit = 1 << 40  # numpy refuses far larger empty arrays by a ValueError
     for extent in shape:
-        if type(extent) is not int or not 0 <= extent <= _EMPTY_LIMIT:
+        if type(extent) is not int or not 0 <= extent <= empty_limit:
             raise ProtocolError("payload descriptor: every size is a non-negative integer")
         product *= max(extent, 1)
-        if product > max(max_bytes, _EMPTY_LIMIT if 0 in shape else 0):
+        if product > max(max_bytes, empty_limit if 0 in shape else 0):
             raise ProtocolError(f"payload would decode to more than the {max_bytes} bytes allowed")
     return Header(codec, DTYPES[dtype], tuple(shape), params)
 

@@ -17,8 +17,6 @@ from typing import Any, Deque, List, NamedTuple, Optional, Tuple
 # struct tcp_info (linux/tcp.h): tcpi_snd_mss and tcpi_rcv_mss at 16, tcpi_unacked at 24, tcpi_rtt and tcpi_rttvar (us)
 # at 68, tcpi_total_retrans at 100, u64 tcpi_bytes_acked and tcpi_bytes_received at 120 since Linux 4.1, tcpi_segs_out
 # and tcpi_segs_in at 136 since 4.2, tcpi_min_rtt and tcpi_data_segs_in at 148, tcpi_delivered at 192 since 4.18
-# bytes of it that all counters need
-_INFO_BYTES = 196
 _INFO = struct.Struct("=16xIII40xII24xI32xII4xII36xI")
 #: Seconds between two samples of an upload in flight, and of arriving data (``bench levels``: error).
 UPLOAD_SAMPLE_S, ARRIVAL_SAMPLE_S = 4e-3, 1e-3
@@ -180,13 +178,13 @@ class Connection:
             return None
         with duplicate:
             try:
-                info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+                info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
             except OSError:
                 return None
         if len(info) < 136:  # bytes that acked and received need
             return None
         acked, received = struct.unpack_from("=QQ", info, 120)
-        if len(info) < _INFO_BYTES:
+        if len(info) < _INFO.size:
             return Counters(acked, received)
         (size, far_size, unacked, rtt_us, deviation_us, resent, sent, segments, shortest_us, data_segments, delivered
          ) = _INFO.unpack_from(info)  # fmt: skip

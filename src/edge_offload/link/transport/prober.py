@@ -28,7 +28,7 @@ SOONER = 16
 POLL_S = 0.02
 #: An idle link of which nothing is in doubt is looked at so many times an interval: each look wakes a sleeping thread.
 IDLE_PROBES = 2
-UP, DOWN = 0, 1
+UP, DOWN = range(2)
 
 
 class Prober:

@@ -17,8 +17,6 @@ from edge_offload.models.people import People
 DEFAULTS: Dict[str, Any] = {"size": 512, "people": 10, "score": 0.2}
 """Long side of the input in pixels, most people, least score of a person."""
 
-MAX_PEOPLE = 100
-
 
 class MoveNetEstimator(PersonEstimator):
     """People from float32 [people, ROW] rows with at least ``score``.
@@ -32,8 +30,9 @@ class MoveNetEstimator(PersonEstimator):
     pad_value = 0
 
     def __init__(self, size: int, people: int, score: float) -> None:
-        if not 1 <= people <= MAX_PEOPLE:
-            raise BadInput(f"movenet: people={people}", remedy=f"use 1 to {MAX_PEOPLE}")
+        most = 100
+        if not 1 <= people <= most:
+            raise BadInput(f"movenet: people={people}", remedy=f"use 1 to {most}")
         if not 0 <= score <= 1:
             raise BadInput(f"movenet: score={score}", remedy="use 0 to 1")
         network = MoveNet()

@@ -16,8 +16,6 @@ from torch import nn
 from edge_offload.models.people import COCO_KEYPOINTS
 
 KEYPOINTS = len(COCO_KEYPOINTS)
-CELL = 4
-"""Input pixels per cell of the maps."""
 
 ROW = 5 + 3 * KEYPOINTS
 """Numbers per person: x1 y1 x2 y2 score, then x y score per keypoint; pixels of the network's input."""
@@ -65,12 +63,13 @@ class MoveNetReadout(nn.Module):
         best_column = best - best_row * width
         shifts = offset[0].float().reshape(KEYPOINTS, 2, height * width)
         shift = shifts.gather(2, best.t()[:, None, :].expand(KEYPOINTS, 2, self.people))  # [17, 2, people]
-        x = (best_column + shift[:, 1].t()) * CELL
-        y = (best_row + shift[:, 0].t()) * CELL
+        cell = 4  # input pixels per cell of the maps
+        x = (best_column + shift[:, 1].t()) * cell
+        y = (best_row + shift[:, 0].t()) * cell
 
         confident = (confidence > 0.126953125).float()  # these keypoints count towards the person's score
         person = scores * (confidence * confident).sum(1) / confident.sum(1).clamp(min=1)
-        box = torch.stack([low[1], low[0], high[1], high[0]], dim=1) * CELL
+        box = torch.stack([low[1], low[0], high[1], high[0]], dim=1) * cell
         points = torch.stack([x, y, confidence], dim=2).flatten(1)
         return (torch.cat([box, person[:, None], points], dim=1),)
 

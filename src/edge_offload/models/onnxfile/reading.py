@@ -20,10 +20,8 @@ from edge_offload.errors import BadInput
 SUFFIX = ".onnx"
 #: Limit of a file with its external weights. Protobuf's own is 2 GiB.
 MAX_BYTES = 1 << 30
-#: Longest side of a network's input, pixels; side of one that is not fixed in the file.
-MAX_SIDE, DEFAULT_SIDE = 4096, 640
-#: Most names of classes in an exporter's metadata.
-MAX_LABELS = 10000
+#: Side of a network's input that is not fixed in the file, pixels.
+DEFAULT_SIDE = 640
 #: Domains of operators that every engine has. Others need libraries, which a file could name.
 DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml"))
 #: Supported inputs besides the image: its valid pixels, and the size to which boxes refer.
@@ -149,10 +147,11 @@ def labels_of(graph: Graph) -> Tuple[str, ...]:
     names = _read_literal(graph, "names")
     if names is None:
         return ()
-    if isinstance(names, dict) and all(isinstance(key, int) and 0 <= key < MAX_LABELS for key in names):
+    most = 10000
+    if isinstance(names, dict) and all(isinstance(key, int) and 0 <= key < most for key in names):
         names = [names.get(number, str(number)) for number in range(max(names, default=-1) + 1)]
-    if not isinstance(names, (list, tuple)) or len(names) > MAX_LABELS:
-        raise BadInput(f"{graph.name}: its names of classes are no list of at most {MAX_LABELS}")
+    if not isinstance(names, (list, tuple)) or len(names) > most:
+        raise BadInput(f"{graph.name}: its names of classes are no list of at most {most}")
     return tuple(str(name)[:100] for name in names)
 
 
@@ -192,8 +191,9 @@ def image_input(graph: Graph, size: str = "") -> ImageInput:
         cause = f"{graph.name} takes images of {width}x{height} pixels, not of {requested[1]}x{requested[0]}"
         raise BadInput(cause, remedy="leave the size out, or export it with another")
     height, width = height or requested[0], width or requested[1]
-    if not 0 < max(height, width) <= MAX_SIDE:
-        raise BadInput(f"{graph.name} takes images of {width}x{height} pixels", f"sides are at most {MAX_SIDE}")
+    most = 4096
+    if not 0 < max(height, width) <= most:
+        raise BadInput(f"{graph.name} takes images of {width}x{height} pixels", f"sides are at most {most}")
     extra: List[torch.Tensor] = []
     for one in graph.inputs:
         if one.name == PIXEL_MASK:

@@ -15,7 +15,6 @@ AUTO = "auto"
 STRIDES = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32), (16, 32))
 #: Exporters' tasks that are supported.
 TASKS = ("", "detect", "segment", "pose", "semantic")
-MOST_CLASSES_OF_A_MASK = 254
 #: Overlap of one object's boxes, where published with the format.
 IOU = {"yolov5": 0.45}
 #: Values of an input: 0 to 1, these normalised with ImageNet's mean and deviation, or 0 to 255.
@@ -79,8 +78,9 @@ def plan_of(
     if plan.classes and labels and labels != plan.classes:
         cause = f"{graph.name} has {labels} names of classes, and its outputs have {plan.classes} classes"
         raise BadInput(cause, remedy="export it anew")
-    if plan.masks and max(plan.classes, labels) > MOST_CLASSES_OF_A_MASK:
-        raise BadInput(f"{graph.name}: a mask tells {MOST_CLASSES_OF_A_MASK} classes apart, not {plan.classes}")
+    most = 254
+    if plan.masks and max(plan.classes, labels) > most:
+        raise BadInput(f"{graph.name}: a mask tells {most} classes apart, not {plan.classes}")
     return DecodePlan(
         **{**vars(plan), "size": size, "score": score, "iou": iou or IOU.get(plan.decoder, DecodePlan.iou)}
     )

@@ -15,8 +15,6 @@ from edge_offload.errors import BadInput
 from edge_offload.models.scenes.labels import VALUE
 
 _ONE = np.uint64(1)
-_HIGHEST = 46
-"""Most voxels of a column, so that 16 above any ground fit into 64 bits, and doubles are exact."""
 
 
 def ground_level(occupancy: Array) -> Array:
@@ -46,8 +44,9 @@ def _pack_columns(occupancy: Array) -> Array:
         BadInput: the columns are too high.
     """
     high = occupancy.shape[2]
-    if high > _HIGHEST:
-        raise BadInput(f"a grid of {high} voxels upwards", remedy=f"at most {_HIGHEST}")
+    highest = 46  # most voxels of a column, so that 16 above any ground fit into 64 bits, and doubles are exact
+    if high > highest:
+        raise BadInput(f"a grid of {high} voxels upwards", remedy=f"at most {highest}")
     packed = np.packbits(occupancy > 0, axis=2, bitorder="little")
     columns = np.zeros((*occupancy.shape[:2], 8), dtype=np.uint8)
     columns[:, :, : packed.shape[2]] = packed

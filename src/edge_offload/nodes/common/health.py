@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Callable, Deque, Dict, Tuple, Union
 
-OK, WARN, ERROR = 0, 1, 2
+OK, WARN, ERROR = range(3)
 """Levels, with the numbers of diagnostic_msgs/DiagnosticStatus."""
 
 TORCHES = "two versions of torch"

@@ -27,12 +27,6 @@ TF_WAIT = Param(
 STOPPED_S = 1.0
 """Where tf's newest pose is older than a frame by more, that of the frame does not come while its result waits."""
 
-WAIT_SHARE_S = 5.0
-"""Poses that come later than that are not taken for late ones."""
-
-MOST_NAMES = 12
-"""Frames of tf that a cause lists."""
-
 SAME = Transform(np.eye(3), np.zeros(3))
 
 
@@ -249,11 +243,12 @@ class PoseLookup:
 
     def _watch_missing(self) -> None:
         with self._lock:
+            wait_share_s = 5.0  # poses that come later than that are not taken for late ones
             for pose in list(self._missing):
                 late_s, available = time.monotonic() - pose.received_s, pose.available
-                if available or late_s > WAIT_SHARE_S:
+                if available or late_s > wait_share_s:
                     self._missing.remove(pose)
-                if available and late_s <= WAIT_SHARE_S:
+                if available and late_s <= wait_share_s:
                     self._late_s.append(late_s)
 
     def explain_missing(self, pose: Pose) -> str:
@@ -289,8 +284,9 @@ class PoseLookup:
 
     def _cause_of_names(self, pose: Pose, frames: List[str]) -> str:
         missing = [name for name in (pose.target, pose.source) if name not in frames]
-        shown = ", ".join(frames[:MOST_NAMES])
-        more = f" and {len(frames) - MOST_NAMES} more" if len(frames) > MOST_NAMES else ""
+        most = 12
+        shown = ", ".join(frames[:most])
+        more = f" and {len(frames) - most} more" if len(frames) > most else ""
         what = " and ".join(f"no frame {name!r}" for name in missing)
         named = [pose.target] if self._argument else []
         how = [f"name one as {self._argument}" for name in missing if name in named]

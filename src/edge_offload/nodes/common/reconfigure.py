@@ -13,7 +13,6 @@ import rospy
 from edge_offload.nodes.common.params import Param, Value
 
 _TYPES = {bool: "bool", int: "int", float: "double", str: "str"}
-_UNBOUNDED = 1e9
 
 
 def serve(knobs: Sequence[Param], values: Dict[str, Any], changed: Callable[[Dict[str, Any]], None]) -> Optional[Any]:
@@ -36,6 +35,7 @@ def serve(knobs: Sequence[Param], values: Dict[str, Any], changed: Callable[[Dic
 
 
 def _describe_knobs(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNamespace:
+    unbounded = 1e9
     parameters = [
         {
             "name": knob.name,
@@ -44,8 +44,8 @@ def _describe_knobs(knobs: Sequence[Param], values: Dict[str, Any]) -> SimpleNam
             "description": knob.doc,
             "edit_method": "",
             "default": values[knob.name],
-            "min": _finite_bound(knob, knob.low, -_UNBOUNDED),
-            "max": _finite_bound(knob, knob.high, _UNBOUNDED),
+            "min": _finite_bound(knob, knob.low, -unbounded),
+            "max": _finite_bound(knob, knob.high, unbounded),
             "cconsttype": "",
             "ctype": "",
             "srcfile": "",

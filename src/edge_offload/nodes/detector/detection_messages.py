@@ -22,9 +22,6 @@ _SOURCES = {DEPTH: Object.DEPTH, LIDAR: Object.LIDAR, GROUND: Object.GROUND}
 _SHAPES = (("objects", Marker.CUBE), ("positions", Marker.SPHERE), ("labels", Marker.TEXT_VIEW_FACING))
 """Namespaces of markers in RViz, and the shape of the markers in each."""
 
-_LETTER_M = 0.25
-"""Height of letters; metres."""
-
 
 def objects_message(
     header: Any,
@@ -78,6 +75,7 @@ def markers_message(
     The plate is the box of the object at its distance, the ball its position. The label names the position's source.
     """
     markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
+    letter_m = 0.25
     for index, (number, label, place) in enumerate(zip(detections.classes.tolist(), labels, places)):
         if place is None:
             continue
@@ -93,8 +91,8 @@ def markers_message(
             elif kind == Marker.SPHERE:
                 marker.pose.position, marker.scale = Point(*position.xyz.tolist()), Vector3(0.1, 0.1, 0.1)
             else:
-                above = extent.centre - extent.rotation[:, 1] * (extent.height / 2 + _LETTER_M)
-                marker.pose.position, marker.scale = Point(*above.tolist()), Vector3(0.0, 0.0, _LETTER_M)
+                above = extent.centre - extent.rotation[:, 1] * (extent.height / 2 + letter_m)
+                marker.pose.position, marker.scale = Point(*above.tolist()), Vector3(0.0, 0.0, letter_m)
                 marker.text = f"{label} ({position.source})"
             markers.append(marker)
     return MarkerArray(markers=markers)

@@ -13,9 +13,6 @@ from edge_offload.nodes.common.health import Health
 from edge_offload.nodes.inference.latest_frame_queue import LatestFrameQueue, Worker
 from edge_offload.perception.video import VideoParts, write_png
 
-QUEUE = 16
-"""Images that may wait for the disk."""
-
 
 class OverlayFile:
     """Open from construction on.
@@ -34,10 +31,11 @@ class OverlayFile:
         self._path, self._video, self._shown, self._health = path, video, shown, health
         self._best: Optional[Any] = None
         self._most = -1
-        images: LatestFrameQueue[Any] = LatestFrameQueue(capacity=QUEUE)
+        capacity = 16  # images that may wait for the disk
+        images: LatestFrameQueue[Any] = LatestFrameQueue(capacity=capacity)
         self._writer: Worker[Any] = Worker(images, self._write_picture, self._on_error, "overlay")
         self._writer.start()
-        rospy.Subscriber(topic, Image, images.offer_frame, queue_size=2 * QUEUE, buff_size=2**24)
+        rospy.Subscriber(topic, Image, images.offer_frame, queue_size=2 * capacity, buff_size=2**24)
 
     def drain(self, timeout_s: float) -> bool:
         """Write what waits; whether that was done in time."""

@@ -77,8 +77,6 @@ RESULTS = {
     "scenes": _Results("lidar/points", "agrnav/semantic_grid", SemanticGrid, "agrnav/overlay", lambda message: 0),
 }
 MB = 1e6
-QUARTERS = 4
-"""Of what a run may take on the disk: three for the newest parts of the video, one for the records."""
 
 SETTLE_S = 0.5
 """Seconds without news after which nothing more is expected of a run that has ended, and after which subscriptions that
@@ -131,9 +129,10 @@ class RunRecorder(Node):
         special_file = self._json.exists() and not self._json.is_file()  # a pipe, a terminal: nothing can lie beside it
         # before the count: rospy calls in this order, and the frame that completes the run is a record of it
         self._records: Optional[RecordFile] = None
+        quarters = 4  # of what a run may take on the disk: three for the newest parts of the video, one for the records
         if params["records"] and not special_file:
             path = self._json.with_suffix(".jsonl")
-            most = min(MAX_BYTES, int(limit / QUARTERS)) or MAX_BYTES
+            most = min(MAX_BYTES, int(limit / quarters)) or MAX_BYTES
             self._records = RecordFile(path, params["link"], self.callback, self.health, most, cameras)
         # small messages and a deep queue: nothing may be missed
         latency = rospy.Subscriber("offload/latency", Latency, self.callback(self._on_latency), queue_size=1000)
@@ -145,7 +144,7 @@ class RunRecorder(Node):
         self._overlay: Optional[OverlayFile] = None
         if params["video"] and not special_file:
             path = self._json.with_suffix(".avi")
-            video = VideoParts(path, params["video_rate"], limit / QUARTERS, QUARTERS - 1)
+            video = VideoParts(path, params["video_rate"], limit / quarters, quarters - 1)
             overlay = self._kind.overlay if not cameras[0] else f"{cameras[0]}/{self._kind.overlay}"
             self._overlay = OverlayFile(path, video, overlay, self._count_shown, self.health)
         self._ticker = Ticker(0.1, self._check_run, self.fault)

@@ -13,9 +13,6 @@ from edge_offload.dashboard import messages
 from edge_offload.dashboard.stream import Record
 from edge_offload_msgs import msg
 
-QUEUE = 200
-"""Messages that may wait: they are small, and none should be missed."""
-
 
 class RunTopics:
     """Subscribes to everything that makes a record.
@@ -37,16 +34,17 @@ class RunTopics:
         self._changes = messages.DiagnosticChanges()
         self.names: Dict[str, str] = {}
         self._subscribers: List[Any] = []
+        queue = 200  # messages that may wait: they are small, and none should be missed
         for kind, topic in messages.TOPICS.items():
             self.names[kind] = rospy.resolve_name(topic.name)
             callback = guard(self._make_callback(topic))
             for camera in cameras if kind == "people" else ("",):
                 name = f"{camera}/{topic.name}" if camera else topic.name
-                subscriber = rospy.Subscriber(name, getattr(msg, topic.message), callback, queue_size=QUEUE)
+                subscriber = rospy.Subscriber(name, getattr(msg, topic.message), callback, queue_size=queue)
                 self._subscribers.append(subscriber)
         self.names["diagnostic"] = messages.DIAGNOSTICS_TOPIC
         self._subscribers.append(
-            rospy.Subscriber(messages.DIAGNOSTICS_TOPIC, DiagnosticArray, guard(self._on_diagnostics), queue_size=QUEUE)
+            rospy.Subscriber(messages.DIAGNOSTICS_TOPIC, DiagnosticArray, guard(self._on_diagnostics), queue_size=queue)
         )
 
     def close(self) -> None:

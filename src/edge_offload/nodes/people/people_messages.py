@@ -23,7 +23,6 @@ from edge_offload.timing import InferenceReport
 from edge_offload_msgs.msg import Keypoint, Person, PersonArray
 
 _SOURCES = {DEPTH: Person.DEPTH, LIDAR: Person.LIDAR, GROUND: Person.GROUND}
-_HEIGHT_M = 1.7
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,7 @@ def _person_message(person: TrackedPerson, placed: Optional[Placed], target: boo
 def marker_message(header: Any, placed: Dict[int, Placed], target_id: Optional[int]) -> MarkerArray:
     """A column and a label for everyone whose position is known; what was shown before is removed."""
     markers = [Marker(header=copy_header(header), action=Marker.DELETEALL)]
+    height_m = 1.7
     for person_id, where in placed.items():
         blue, green, red = colour_of(person_id)
         x, y, z = where.position.xyz.tolist()
@@ -131,10 +131,10 @@ def marker_message(header: Any, placed: Dict[int, Placed], target_id: Optional[i
             marker = Marker(ns=namespace, id=person_id, type=kind, action=Marker.ADD)
             marker.header.stamp, marker.header.frame_id = header.stamp, where.position.frame
             marker.pose.orientation.w = 1.0
-            above = _HEIGHT_M / 2 if kind == Marker.CYLINDER else _HEIGHT_M + 0.2
+            above = height_m / 2 if kind == Marker.CYLINDER else height_m + 0.2
             # a point on the ground is that of the feet; one by depth image or LiDAR is on the torso already
             marker.pose.position = Point(x, y, z + (above if upright else 0.0))
-            marker.scale = Vector3(0.5, 0.5, _HEIGHT_M) if kind == Marker.CYLINDER else Vector3(0.0, 0.0, 0.4)
+            marker.scale = Vector3(0.5, 0.5, height_m) if kind == Marker.CYLINDER else Vector3(0.0, 0.0, 0.4)
             marker.color = ColorRGBA(red / 255, green / 255, blue / 255, 0.8)
             marker.text = f"{person_id}{' target' if person_id == target_id else ''}"
             marker.lifetime = rospy.Duration(2)

@@ -19,7 +19,6 @@ AUTO = "auto"
 _KITTI = ("x", "y", "z", "intensity")
 # nuScenes devkit, LidarPointCloud.from_file: five float32 a point in files called .pcd.bin
 _NUSCENES = (*_KITTI, "ring")
-_FAR_M = 2000.0  # no coordinate of a plausible scan is larger
 _KINDS = {"F": "f", "U": "u", "I": "i"}  # TYPE in a PCD header -> kind of a NumPy dtype
 
 
@@ -102,8 +101,9 @@ def _check_columns(table: Array, names: Sequence[str], path: pathlib.Path) -> No
     """Raise BadInput if the values show that a point has other fields: columns then mix the values of all fields."""
     with np.errstate(invalid="ignore"):
         problem = ""
-        if (np.abs(table[:, :3][np.isfinite(table[:, :3])]) > _FAR_M).any():
-            problem = f"coordinates beyond {_FAR_M:.0f} m"
+        far_m = 2000.0  # no coordinate of a plausible scan is larger
+        if (np.abs(table[:, :3][np.isfinite(table[:, :3])]) > far_m).any():
+            problem = f"coordinates beyond {far_m:.0f} m"
         elif (table[:, 3] < 0).any():
             problem = "intensities below 0"
         elif _is_periodic(table[:, 0] < 0) or _is_periodic(table[:, 1] < 0):

@@ -12,7 +12,6 @@ from edge_offload.errors import BadInput
 from edge_offload.perception.scene.planning import OCCUPIED, UNKNOWN, Cell
 
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
-_BAR_PX = 22
 
 
 def from_above(labels: Array, colours: Array, top: Optional[int] = None) -> Array:
@@ -82,9 +81,10 @@ def draw_scene(
         _draw_marks(view, slice_map.shape, path, robot, goal, scale)
     gap = np.full((views[0].shape[0], 4, 3), 90, dtype=np.uint8)
     picture = np.hstack([views[0], gap, views[1], gap, views[2]])
-    bars = np.full((_BAR_PX * len(lines), picture.shape[1], 3), 28, dtype=np.uint8)
+    bar_px = 22
+    bars = np.full((bar_px * len(lines), picture.shape[1], 3), 28, dtype=np.uint8)
     for row, line in enumerate(lines):
-        place = (8, _BAR_PX * row + 16)
+        place = (8, bar_px * row + 16)
         cv2.putText(bars, line, place, _FONT, 0.45, (245, 245, 245), 1, cv2.LINE_AA)
     return np.vstack([bars, picture])
 

@@ -32,8 +32,6 @@ from edge_offload.server.pool.driver.front import FrontSocket
 from edge_offload.server.pool.seats import GONE_ERRORS, ActorPool, Seat, share_seats
 from edge_offload.server.pool.settings import PoolSettings, load_network
 
-#: Seconds between surveys of members.
-SURVEY_S = 1.0
 #: Time of a call to its member: the next batch is sent so long before the last one ends (seconds).
 LEAD_S = 0.005
 #: Share of the SLO by which batches end early.
@@ -97,13 +95,14 @@ class Gateway:
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         surveyed_s, next_s = -math.inf, 0.0
         front = os.getppid()  # a killed one sends no message, and other servers' drivers need its GPUs
+        survey_s = 1.0  # between surveys of members
         while not self._front.ended and os.getppid() == front and time.monotonic() - self._front.received_s <= 10.0:
             now = time.monotonic()
-            if now - surveyed_s >= SURVEY_S:
+            if now - surveyed_s >= survey_s:
                 surveyed_s = now
                 self._survey_members(now)
                 self._report_status()
-            wait_s = max(0.0, min(next_s, surveyed_s + SURVEY_S) - time.monotonic())
+            wait_s = max(0.0, min(next_s, surveyed_s + survey_s) - time.monotonic())
             poller.poll(math.ceil(wait_s * 1e3))
             self._wakeup.clear_wakeups()
             for request, inputs, deadline in self._front.receive():

@@ -20,10 +20,6 @@ from edge_offload.errors import BadInput
 from edge_offload.server.pool.columns import Cluster, Demand, PipelineColumns, list_pipelines
 from edge_offload.server.pool.links import NEAR
 
-#: Limit of combinations of GPU counts, which bounds the time of a plan.
-MAX_COMBINATIONS = 40_000
-_NOTHING = -1
-
 
 @dataclass(frozen=True)
 class PlannedStage:
@@ -102,7 +98,7 @@ class RateTable:
         self._most_gpus = most_gpus
         self._classes = cluster.class_names
         self._shape = tuple(count + 1 for count in cluster.gpus.values())
-        self._row_of = np.full(self._shape, _NOTHING)
+        self._row_of = np.full(self._shape, -1)  # nothing
         self.single = np.zeros(self._shape)
         self._offsets = np.cumsum([0] + [len(one.batch) for one in columns])
         for offset, one in zip(self._offsets, columns):
@@ -237,9 +233,10 @@ def check_cluster(cluster: Cluster) -> None:
         if count < 1:
             raise BadInput(f"{count} GPUs of class {gpu}", remedy="1 is the least; omit a class without GPUs")
     combinations = math.prod(count + 1 for count in cluster.gpus.values())
-    if not cluster.gpus or combinations > MAX_COMBINATIONS:
+    most = 40_000  # it bounds the time of a plan
+    if not cluster.gpus or combinations > most:
         raise BadInput(
-            f"{combinations} combinations of GPU counts, {MAX_COMBINATIONS} are planned",
+            f"{combinations} combinations of GPU counts, {most} are planned",
             remedy="plan for a part of the cluster, and put such parts side by side",
         )
     if not (math.isfinite(cluster.bytes_per_s) and cluster.bytes_per_s > 0):
@@ -256,7 +253,7 @@ def _close_sums(single: Array) -> Tuple[Array, Array]:
     A choice of ``-1 - class`` means that a GPU of this class is of no use there.
     """
     total = np.zeros_like(single)
-    choice = np.full(single.shape, _NOTHING)
+    choice = np.full(single.shape, -1)  # nothing
     for counts in itertools.product(*map(range, single.shape)):
         if not any(counts):
             continue

@@ -19,7 +19,6 @@ from edge_offload.errors import BadInput
 LATENCIES, CUTS = "block_latency_us.csv", "cut_bytes.csv"
 _LATENCY_COLUMNS = ("dnn", "gpu", "vgpu_denom", "block", "batch", "latency_us")
 _CUT_COLUMNS = ("dnn", "cut_after_block", "bytes_batch1")
-MAX_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,10 @@ def _read_rows(path: pathlib.Path, columns: Tuple[str, ...]) -> Iterator[Dict[st
             missing = [column for column in columns if column not in (reader.fieldnames or [])]
             if missing:
                 raise BadInput(f"{path} has no column {missing[0]}", remedy=f"its columns are {', '.join(columns)}")
+            most = 1_000_000
             for number, row in enumerate(reader):
-                if number >= MAX_ROWS:
-                    raise BadInput(f"{path} has more than {MAX_ROWS} rows")
+                if number >= most:
+                    raise BadInput(f"{path} has more than {most} rows")
                 empty: List[str] = [column for column in columns if not row[column]]
                 if empty:
                     raise BadInput(f"{path}, line {number + 2}: no {empty[0]}")

@@ -33,8 +33,6 @@ PERIOD_S, FIXED_S = 0.2, 0.3
 GRACE_SHARE, FIRST_SLACK = 0.1, 0.03
 #: Weight of a batch in the mean excess, and the upper limit of what is set aside.
 _OVERRUN_SHARE, _MOST_SLACK = 0.05, 0.25
-#: Limit of robots with promises on one device.
-MAX_ROBOTS = 256
 #: A schedule may exceed bounds by the first factor while all promises are met. Otherwise robots are evicted after ten
 #: infeasible schedules in a row, or at once above the last factor.
 TOLERATED_EXCESS, FAILED_PLANS, LARGEST_EXCESS = 1.1, 10, 2.0
@@ -142,8 +140,9 @@ class Board:
         """
         if robot in self._robots:
             raise BadInput(f"robot {robot} has a promise already", remedy="give it back first")
-        if len(self._robots) >= MAX_ROBOTS:
-            raise Refused(f"full: {MAX_ROBOTS} robots have promises", remedy="use another server")
+        most = 256
+        if len(self._robots) >= most:
+            raise Refused(f"full: {most} robots have promises", remedy="use another server")
         newcomer = Client(robot, wish, frame, arrival)
         plan_start = self._plan_start(now)
         others = [

@@ -12,8 +12,8 @@ from edge_offload.server.promises.latencies import NEAR, Latencies
 
 #: No robot waits longer than this many frames for its next slot, however still its scene is.
 MAX_INTERVAL = 60
-#: Standard deviations within which nearly all frames come (95 %), and beyond which none do.
-_NEARLY_ALL, _FAR = 1.645, 4.0
+#: Standard deviations beyond which no frames come.
+_FAR = 4.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Wish:
 def _mean_reference(wish: Wish, service: float) -> float:
     """Average over delays up, which are taken as normally distributed, weighted by how often each age occurs."""
     usual = wish.up if wish.usual is None else wish.usual
-    spread = max(0.0, wish.up - usual) / _NEARLY_ALL
+    spread = max(0.0, wish.up - usual) / 1.645  # 95 % of the frames come within
     age = wish.result_age(service, max(0.0, usual - _FAR * spread))
     most = max(age, wish.result_age(service, usual + _FAR * spread))
     total = before = 0.0

@@ -41,8 +41,8 @@ from edge_offload.split.runtime.profile import Profile
 
 PROCESS_LIMIT_S = 120.0
 """The process has so long for all that it is asked."""
-END_S, LEAST_TIMEOUT_S = 5.0, 1e-3
-"""It is waited for so long when it ends; an answer is waited for at least so long."""
+END_S = 5.0
+"""It is waited for so long when it ends."""
 MOST_FAILURES = 3
 """After so many processes that ended or were late, in a row, none is begun any more."""
 SWITCH = "EDGE_OFFLOAD_LEARNING"
@@ -255,7 +255,8 @@ class _LearningProcess:
         descriptors, buffers = pack_tensors(tensors, "raw")
         until_s = time.monotonic() + self._remaining_s
         try:
-            self._socket.settimeout(max(self._remaining_s, LEAST_TIMEOUT_S))
+            least_s = 1e-3  # of a wait for an answer
+            self._socket.settimeout(max(self._remaining_s, least_s))
             self._channel.send({"what": kind, "facts": facts, "tensors": descriptors}, buffers)
             while True:
                 header, answer_buffers = self._channel.receive()
@@ -263,7 +264,7 @@ class _LearningProcess:
                 if "doing" not in header:
                     break
                 report(str(header["doing"]))
-                self._socket.settimeout(max(self._remaining_s, LEAST_TIMEOUT_S))
+                self._socket.settimeout(max(self._remaining_s, least_s))
         except LinkLost:
             late = time.monotonic() >= until_s
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,7 +14,6 @@ from typing import Any, List, Mapping, NamedTuple, NoReturn, Tuple
 from edge_offload.errors import BadInput
 
 FORMAT = 1
-MAX_STEPS = 200_000
 _KEYS = {"format", "sequence", "axes", "robot", "server", "transfers", "about"}
 
 
@@ -167,8 +166,9 @@ def _parse_steps(item: Any) -> Tuple[PlanStep, ...]:
 
 
 def _parse_rows(item: Any) -> List[List[Any]]:
-    if not isinstance(item, list) or len(item) > MAX_STEPS or not all(isinstance(row, list) for row in item):
-        _refuse_plan(f"no list of at most {MAX_STEPS} rows")
+    most = 200_000
+    if not isinstance(item, list) or len(item) > most or not all(isinstance(row, list) for row in item):
+        _refuse_plan(f"no list of at most {most} rows")
     return list(item)
 
 

@@ -46,9 +46,8 @@ SLOW_S = 0.05
 
 SAMPLE_PLACES = (0.5, 0.0, 1.0)
 """Places of the samples in a payload: 0 is its first row, 1 its last one."""
-PAUSE_S, PAUSE_STEPS = 0.05, 10
-"""Seconds of the pause before a pass, and in how many steps. During the pause other work changes the caches, as it does
-between two frames."""
+PAUSE_STEPS = 10
+"""Steps of the pause before a pass. During the pause other work changes the caches, as it does between two frames."""
 COPY_BYTES = (1 << 12, 1 << 17, 1 << 20, 1 << 23)
 
 Points = Tuple[Tuple[int, float], ...]
@@ -303,10 +302,10 @@ class _NetworkPasses:
         return passes[1:], statistics.median(unplanned[1:])
 
     def _pause_work(self) -> None:
-        """Wait :data:`PAUSE_S`, and report between its steps, so that other work can run."""
+        """Wait 50 ms, and report between its steps, so that other work can run."""
         for _ in range(PAUSE_STEPS):
             self._report_progress()
-            threading.Event().wait(PAUSE_S / PAUSE_STEPS)
+            threading.Event().wait(0.05 / PAUSE_STEPS)
         self._report_progress()
 
     def _time_network(self) -> float:

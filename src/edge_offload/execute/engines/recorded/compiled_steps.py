@@ -25,7 +25,6 @@ from edge_offload.ir.trace.storage import StorageBuffer, layout_of
 
 #: A network of this process is bounded by its memory alone.
 _LIMITS = SessionLimits(storage_bytes=1 << 62)
-_SEGMENT = 0
 
 
 class CompiledStepsBackend(Direct):
@@ -69,16 +68,17 @@ class CompiledSteps:
             numbered.add_made(call.made)
         self._outputs = [(*numbered.place_of(one), layout_of(one)) for one in recording.outputs]
         base = len(numbered.existing)
+        segment_number = 0
         step = SegmentStep(
-            _SEGMENT, base, list(numbered.live.items()), numbered.unread(recording.outputs),
+            segment_number, base, list(numbered.live.items()), numbered.unread(recording.outputs),
             b"".join(call.numbers for call in recording.calls), [],
         )  # fmt: skip
         self._base, self._live = base, [number for _, number in step.live]
         for number, tensor in enumerate(numbered.existing):
             self._session.store_buffer(number, StorageBuffer(tensor=tensor), None)
-        self._session.define_segment(_SEGMENT, pack_codes(codes))
+        self._session.define_segment(segment_number, pack_codes(codes))
         self._session.run(step)  # what its calls return is known from here on
-        segment = self._session.segments[_SEGMENT]
+        segment = self._session.segments[segment_number]
         program = None if isinstance(segment, EdgeOffloadError) else compile_segment(segment, step)
         if program is None:
             raise Unsupported("a call of it has to be looked at each time")

@@ -26,8 +26,6 @@ from edge_offload.split.runtime.tracing import locate_along
 
 REPEATS = 3
 """Runs after which a segment is taken for an inference."""
-MAX_VARIANTS = 6
-"""Sets of storages and host numbers of one segment, after which it is no inference that comes again."""
 _ONE_AT_A_TIME = threading.Lock()
 
 #: A segment, the storages that it uses (canonical number and storage), and its host numbers.
@@ -129,8 +127,10 @@ class InferenceStore:
         inference = self._by_key.get(key)
         if inference is None:
             variants = self._variants[segment] = self._variants.get(segment, 0) + 1
-            if variants > MAX_VARIANTS:
-                if variants == MAX_VARIANTS + 1:
+            # sets of storages and host numbers of one segment, after which it is no inference that comes again
+            most = 6
+            if variants > most:
+                if variants == most + 1:
                     self._once.notify("an inference uses other tensors or host numbers each time: it is computed here")
                 return None
             inference = RecordedInference(f"inference {segment}", frozenset(number for _, number in invocation.live))

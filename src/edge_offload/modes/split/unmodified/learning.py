@@ -35,9 +35,6 @@ from edge_offload.replay.flushed import READ
 from edge_offload.replay.signatures import SegmentInvocation
 from edge_offload.split.model.network import TracedNetwork
 
-MAX_OPEN = 4
-"""Splits that are open at once."""
-
 _log = logging.getLogger(__name__)
 #: Opens a split of a recorded network.
 Opener = Callable[[TracedNetwork], SplitRunner]
@@ -154,8 +151,9 @@ class SplitLearner:
         if reason is not None and len(invocations) > 1:  # its first segment alone may be divisible
             inference.later = ()
             return self.start_recording(inference, invocations[:1], expected[:1])
-        if reason is None and sum(item.runner is not None for item in self._inferences.list_inferences()) >= MAX_OPEN:
-            reason = f"{MAX_OPEN} splits are open already"
+        most = 4
+        if reason is None and sum(item.runner is not None for item in self._inferences.list_inferences()) >= most:
+            reason = f"{most} splits are open already"
         if reason is None and self._inferences.changes.get(invocations[0].segment, 0) > 3:  # recordings
             reason = "its weights are changed again and again"
         if reason is not None:

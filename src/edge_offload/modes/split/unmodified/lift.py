@@ -33,7 +33,6 @@ from edge_offload.passes.views import is_dense, laid_out, view_as
 from edge_offload.protocol.messages import tensor_bytes
 from edge_offload.replay.signatures import Definition, TableCall
 
-MAX_CALLS = 20_000
 FIRST_STORAGE = 1 << 60
 """Number of the first storage that a segment makes where it is run to see what it does."""
 _COPY = "aten::copy_"
@@ -88,8 +87,9 @@ def unavailable_reason(segment: Segment, live: Sequence[Tuple[int, int]], reads:
     """
     calls = segment.calls
     names = [entry.name for entry, _, _ in calls]
-    if len(calls) > MAX_CALLS:
-        return f"it has more than {MAX_CALLS} calls"
+    most = 20_000
+    if len(calls) > most:
+        return f"it has more than {most} calls"
     if UPLOAD not in names:
         return "nothing is uploaded in it"
     if names.count(DOWNLOAD) != reads or names[-1] != DOWNLOAD:

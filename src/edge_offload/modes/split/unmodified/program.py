@@ -33,9 +33,6 @@ from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.recorder import Recorder
 from edge_offload.split.model.network import TracedNetwork
 
-IDLE_S = 1.0
-"""Seconds between probes of an idle link, and between its heartbeats: both take processor time from the program."""
-
 
 def install_from_environment() -> installation.Installed:
     """Install the device with the launcher's settings, which are environment variables; torch has been imported.
@@ -59,9 +56,11 @@ def install_from_environment() -> installation.Installed:
                 notify(torches)
             notified = torches
 
-    client = Client(settings.server, keys=keys, timings=Timings(idle_s=IDLE_S), on_state=notify_difference)
+    # seconds between probes of an idle link, and between its heartbeats: both take processor time from the program
+    idle_s = 1.0
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=idle_s), on_state=notify_difference)
     client.start()
-    prober = Prober(client, IDLE_S).start()
+    prober = Prober(client, idle_s).start()
     in_process = libraries is not None and settings.device == "cpu"
     if in_process and settings.threads:
         torch.set_num_threads(settings.threads)

@@ -22,9 +22,6 @@ from edge_offload.protocol.blobs import MAX_BLOB_BYTES, digest, find_missing
 from edge_offload.split.learning.process import SplitLearning
 from edge_offload.split.model.network import TracedNetwork
 
-PIECE_TIMEOUT_S = 300.0
-"""For a piece of 8 MiB, on a link of 30 kB/s."""
-
 
 class RecordedSource:
     """A recorded inference; the server gets its sequence and the constants that it does not have.
@@ -90,12 +87,13 @@ class RecordedSource:
         missing: Set[bytes] = set()
         for _, absent in find_missing(names, request_missing):
             missing.update(names[index] for index in absent)
+        timeout_s = 300.0  # for a piece of 8 MiB, on a link of 30 kB/s
         for name, piece in zip(names, _cut_pieces(program)):
             if name in missing:
                 missing.discard(name)
                 progress(f"its weights are being sent: {self.weights_sent / 1e6:.1f} MB so far")
-                upload = client.request("split_put", {"name": name}, [piece], timeout_s=PIECE_TIMEOUT_S)
-                background.result(upload, PIECE_TIMEOUT_S)
+                upload = client.request("split_put", {"name": name}, [piece], timeout_s=timeout_s)
+                background.result(upload, timeout_s)
                 self.weights_sent += len(piece)
         return names
 

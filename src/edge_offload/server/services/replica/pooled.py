@@ -39,8 +39,6 @@ from edge_offload.server.services.replica.service import Scheduler, ServerInfere
 if TYPE_CHECKING:
     from edge_offload.server.pool.settings import PoolSettings
 
-#: Seconds between two drivers, at first.
-RESTART_S = 0.2
 _log = logging.getLogger(__name__)
 
 
@@ -141,11 +139,12 @@ class PoolScheduler(Scheduler):
         poller.register(socket, zmq.POLLIN)
         poller.register(self._wakeup.descriptor, zmq.POLLIN)
         started_s = pinged_s = -1e9
-        pause_s = RESTART_S
+        restart_s = 0.2  # between two drivers, at first
+        pause_s = restart_s
         while not self._stop.is_set():
             now = time.monotonic()
             if self._driver:
-                pause_s = RESTART_S
+                pause_s = restart_s
             if self._process is None and now - started_s >= pause_s:
                 started_s, pause_s = now, min(2 * pause_s, 3.0)
                 self._start_driver()

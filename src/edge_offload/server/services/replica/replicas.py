@@ -20,7 +20,6 @@ from edge_offload.models import registry
 from edge_offload.models.entry import Scalar
 
 ReplicaKey = Tuple[str, Tuple[Tuple[str, Scalar], ...]]
-MAX_OPTIONS = 32
 MAX_OPTION_CHARACTERS = 256
 
 
@@ -207,8 +206,9 @@ class ReplicaStore:
             raise Refused(
                 f"this server knows no model {name[:64]!r}", remedy=f"use one of {', '.join(registry.entries())}"
             )
-        if not isinstance(options, Mapping) or len(options) > MAX_OPTIONS:
-            raise BadInput(f"options of model {name!r} are a map of at most {MAX_OPTIONS} scalars")
+        most = 32
+        if not isinstance(options, Mapping) or len(options) > most:
+            raise BadInput(f"options of model {name!r} are a map of at most {most} scalars")
         overrides = self._overrides.get(name, {})
         # an own factory says nothing of its options: there, whatever looks like a path counts as one
         paths = (registry.WEIGHTS,) if registry.is_user_model(name) else registry.entries()[name].path_options

@@ -27,7 +27,6 @@ from edge_offload.protocol.blobs import MAX_BLOB_BYTES
 from edge_offload.server.blobs import BlobStore, check_names
 from edge_offload.split.footprints.registry import bind_arguments, find_rule
 
-MAX_OPERATORS = 20_000
 MAX_CONSTANT_BYTES = 1 << 30
 MAX_VALUE_BYTES = 1 << 30
 
@@ -103,8 +102,9 @@ def read_sequence(data: bytes, inputs: Sequence[TensorSpec]) -> OperatorSequence
         Unsupported: it contains an operator that this server does not split for robots; the message names it.
     """
     sequence = wire.decode(data)
-    if len(sequence) > MAX_OPERATORS or sequence.live_outs or sequence.rebinds or not sequence.is_functional:
-        raise ProtocolError(f"a sequence to be split is at most {MAX_OPERATORS} operators that write to nothing")
+    most = 20_000
+    if len(sequence) > most or sequence.live_outs or sequence.rebinds or not sequence.is_functional:
+        raise ProtocolError(f"a sequence to be split is at most {most} operators that write to nothing")
     if not all(value.is_static for value in sequence.values.values()):
         raise ProtocolError("a sequence to be split has no sizes that depend on data")
     sizes = [value.nbytes for value in sequence.values.values()]

@@ -26,7 +26,6 @@ from edge_offload.split.runtime.tables import MAX_PLANS, compile_ready
 MAX_OPEN = 4
 """Splits that one robot may have open (a shape each)."""
 MAX_INPUT_BYTES = 256 << 20
-MAX_TABLE_BYTES = 32 << 20
 
 
 class SplitService(Service):
@@ -112,8 +111,9 @@ class SplitService(Service):
     def set_table(self, request: Request) -> None:
         """Answer ``{handle}`` and a JSON list of plans with ``{plans}``: the number of plans in force."""
         split = self._open.find_item(request)
-        if len(request.buffers) != 1 or request.buffers[0].nbytes > MAX_TABLE_BYTES:
-            raise ProtocolError(f"a table of plans is one buffer of at most {MAX_TABLE_BYTES} bytes")
+        most = 32 << 20
+        if len(request.buffers) != 1 or request.buffers[0].nbytes > most:
+            raise ProtocolError(f"a table of plans is one buffer of at most {most} bytes")
         self.submit_work(self._loader, request, lambda: self._check_table(request, split))
 
     def find_missing(self, request: Request) -> None:
