@@ -50,8 +50,7 @@ import numpy as np
 from edge_offload.errors import BadInput
 from edge_offload.outputs import add_output
 from edge_offload.server.pool import profile, simulate
-from edge_offload.server.pool.baselines import plan_undivided
-from edge_offload.server.pool.choose import plan_steady
+from edge_offload.server.pool.choose import plan_steady, plan_undivided
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import PlannedPipeline, PlannedStage, PoolPlan, plan_most
 from edge_offload.server.pool.profile import BlockProfile

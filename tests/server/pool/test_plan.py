@@ -15,7 +15,7 @@ import pytest
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import profile
-from edge_offload.server.pool.baselines import plan_undivided
+from edge_offload.server.pool.choose import plan_undivided
 from edge_offload.server.pool.columns import Cluster, Demand, pareto_rows
 from edge_offload.server.pool.plan import PoolPlan, plan_most
 from edge_offload_research.server.pool.baselines import plan_pairs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Sequence
 
-from edge_offload.server.pool.baselines import plan_undivided
-from edge_offload.server.pool.choose import plan_steady
+from edge_offload.server.pool.choose import plan_steady, plan_undivided
 from edge_offload.server.pool.columns import Cluster, Demand, list_pipelines
 from edge_offload.server.pool.plan import PoolPlan, RateTable, check_cluster, plan_most, share_cluster
 

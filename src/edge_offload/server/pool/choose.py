@@ -14,9 +14,9 @@ import numpy as np
 
 from edge_offload.errors import BadInput
 from edge_offload.server.pool import simulate
-from edge_offload.server.pool.baselines import plan_undivided
 from edge_offload.server.pool.columns import Cluster, Demand
 from edge_offload.server.pool.plan import PoolPlan, plan_most
+from edge_offload.server.pool.profile import BlockProfile
 
 #: Rate over the undivided plan's above which no simulation is needed: waiting has cost up to a tenth.
 CLOSE = 1.15
@@ -55,3 +55,20 @@ def plan_steady(
         for plan in (best, undivided)
     ]
     return best if in_time[0] >= in_time[1] else replace(undivided, passed_over=best.objective)
+
+
+def plan_undivided(demands: Sequence[Demand], cluster: Cluster, margin: float = 0.4, most_stages: int = 1) -> PoolPlan:
+    """Plan each network undivided on whole GPUs (NP); ``most_stages`` is not used. Raises as :func:`plan_most`."""
+    undivided = [
+        Demand(
+            BlockProfile(
+                demand.network.name,
+                {gpu: {1: shares[1]} for gpu, shares in demand.network.latency_s.items() if 1 in shares},
+                demand.network.cut_bytes,
+            ),
+            demand.slo_s,
+            demand.weight,
+        )
+        for demand in demands
+    ]
+    return plan_most(undivided, cluster, margin, 1)
