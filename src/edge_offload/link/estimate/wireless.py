@@ -11,7 +11,7 @@ import math
 import pathlib
 import socket
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, Optional, Union
+from typing import Any, Dict, Iterable, Optional, Sequence, Union
 
 from edge_offload import requirements
 
@@ -71,20 +71,18 @@ def wifi_signal(
         signals = parse_wireless(pathlib.Path(wireless).read_text(encoding="ascii", errors="replace"))
     except OSError:
         return None
-    try:
-        chosen = default_interface(pathlib.Path(routes).read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        chosen = None
-    if chosen in signals:
-        return signals[str(chosen)]
-    return next(iter(signals.values())) if len(signals) == 1 else None
+    chosen = _choose_interface(sorted(signals), routes)
+    return None if chosen is None else signals[chosen]
 
 
 def wireless_interface(
     interfaces: Union[str, pathlib.Path] = _INTERFACES, routes: Union[str, pathlib.Path] = _ROUTES
 ) -> Optional[str]:
     """The wireless interface that the default route takes, else the only wireless one; None without Wi-Fi."""
-    names = sorted(path.parent.name for path in pathlib.Path(interfaces).glob("*/phy80211"))
+    return _choose_interface(sorted(path.parent.name for path in pathlib.Path(interfaces).glob("*/phy80211")), routes)
+
+
+def _choose_interface(names: Sequence[str], routes: Union[str, pathlib.Path]) -> Optional[str]:
     try:
         chosen = default_interface(pathlib.Path(routes).read_text(encoding="ascii", errors="replace"))
     except OSError:
