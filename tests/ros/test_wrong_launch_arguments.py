@@ -6,6 +6,7 @@ import importlib
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from edge_offload.nodes.launch_file import LaunchFile
 from tests.ros.ros_rig import ROOT, free_port
 
 LAUNCH_FILES = sorted((ROOT / "launch").glob("*.launch"))
+needs_gstreamer = pytest.mark.skipif(shutil.which("gst-launch-1.0") is None, reason="needs GStreamer's gst-launch-1.0")
 
 WRONG = [
     ("frames:=abc", "whole number of at least 0"),
@@ -160,7 +162,8 @@ def test_what_can_be_meant_passes(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("argument", "advice"),
-    [("video:=sample", "leave it out"), ("camera:=none ! appsink", "image_raw and camera_info in the namespace"),
+    [("video:=sample", "leave it out"),
+     pytest.param("camera:=none ! appsink", "image_raw and camera_info in the namespace", marks=needs_gstreamer),
      ("image_topic:=/x", "leave it out"), ("accuracy:=0.05", "leave it out, or name one camera"),
      ("depth_topic:=/depth", "give depth/image_raw, in the namespace of each")],
 )  # fmt: skip

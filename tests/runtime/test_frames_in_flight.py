@@ -35,10 +35,11 @@ class Remote(Runner):
         self.mode = mode
         self.begun = [threading.Event() for _ in range(4)]
         self.answer = [threading.Event() for _ in range(4)]
-        self.order, self.ahead = [], []
+        self.order, self.ahead, self.sent_ahead = [], [], threading.Event()
 
     def send_ahead(self, inputs):
         self.ahead.append(int(inputs[0][0]))
+        self.sent_ahead.set()
 
     def unavailable_reason(self, inputs):
         return None
@@ -124,6 +125,7 @@ def test_other_modes_preserve_the_order_of_their_inferences(calls, mode):
     start(0, first)
     assert remote.begun[0].wait(FOREVER_S)
     assert not remote.begun[1].is_set()
+    assert remote.sent_ahead.wait(FOREVER_S)
     end(remote, threads)
     assert remote.order == [0, 1]
     assert remote.ahead == [1], "the inputs of the one that waits, and of no other"
