@@ -12,7 +12,7 @@ RECORD = pathlib.Path("docs/platforms.json")
 NOT_RUN = (
     ("JetPack 4.6 (Python 3.6)", "refused by `pip`: Python 3.8 is the oldest"),
     (
-        "JetPack 5.1 (Ubuntu 20.04, Python 3.8, GCC 9.4, CUDA 11.4, NVIDIA's torch 2.0 and 2.1.0a0, aarch64)",
+        "JetPack 5.1 (Ubuntu 20.04, Python 3.8, GCC 9.4, CUDA 11.4, NVIDIA's torch 2.1.0a0, aarch64)",
         "not run on a board; the rows of Ubuntu 20.04 have its system, compiler and Python, on x86-64; the emulated "
         "row has its architecture",
     ),
@@ -24,7 +24,10 @@ NOT_RUN = (
         "Ubuntu 20.04 with ROS Noetic",
         "rows of Ubuntu 20.04 are without ROS; nodes run on Debian 12 with its packages of ROS, under Python 3.11",
     ),
-    ("torch 1.13 and older", "refused by `pip`: 2.0.1 is the oldest"),
+    (
+        "torch 2.0.0 and older, such as NVIDIA's 2.0.0+nv23.05 and 1.13",
+        "not supported: `pip install .` replaces it with a newer one, and on a Jetson that is one without CUDA",
+    ),
     ("CUDA", "[what ran on a GPU](../results/gpu.md)"),
 )
 INTRODUCTION = """

@@ -45,6 +45,7 @@ def test_operators_that_differ_or_are_absent_are_refused_by_name_and_no_others()
     assert sorted(refused) == ["aten::conv2d", "aten::relu"]
     assert "aten::relu" in refused["aten::relu"]
     assert "9.9" in refused["aten::conv2d"]
+    assert all(reason.endswith("; use the same torch on both") for reason in refused.values())
 
 
 def test_only_what_a_call_depends_on_counts() -> None:

@@ -121,8 +121,9 @@ def two_torches(ours: Mapping[str, Any], theirs: Any) -> str:
         theirs: what the server sent as its own.
 
     >>> two_torches({"torch": "2.13.0+cpu"}, {"torch": "2.15.0"})
-    'torch 2.13.0 on the robot, 2.15.0 on the server: results may differ in the last digits, and some operators may be \
-refused; pip install torch==2.13.0 on the server (or, if that cannot be, torch==2.15.0 on the robot)'
+    'torch 2.13.0 on the robot, 2.15.0 on the server: results may differ in the last digits, random numbers \
+altogether, and some operators may be refused; pip install torch==2.13.0 on the server (or, if that cannot be, \
+torch==2.15.0 on the robot)'
     """
     robot, server = (
         re.match(r"\d+(\.\d+){1,2}", str(facts.get("torch"))[:64]) if isinstance(facts, Mapping) else None
@@ -132,8 +133,8 @@ refused; pip install torch==2.13.0 on the server (or, if that cannot be, torch==
         return ""
     return (
         f"torch {robot.group()} on the robot, {server.group()} on the server: results may differ in the last digits, "
-        f"and some operators may be refused; pip install torch=={robot.group()} on the server (or, if that cannot be, "
-        f"torch=={server.group()} on the robot)"
+        f"random numbers altogether, and some operators may be refused; pip install torch=={robot.group()} on the "
+        f"server (or, if that cannot be, torch=={server.group()} on the robot)"
     )
 
 

@@ -1,4 +1,4 @@
-"""A program in mode ``split`` ends with its own exit code, whatever is being done in the background."""
+"""A program in mode ``split`` ends with its own exit code, whatever runs in the background or is not there."""
 
 from __future__ import annotations
 
@@ -52,3 +52,14 @@ def test_a_thread_that_is_inside_torch_does_not_take_the_process_with_it(last, c
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == code, done.stderr
     assert "terminate" not in done.stderr
+
+
+@needs_compiler
+def test_a_program_without_its_server_says_why_it_computes_alone(keys):
+    command = [sys.executable, "-m", "edge_offload.cli", "exec", "--mode", "split", "--server", "tcp://127.0.0.1:1",
+               "--keys", str(keys), "--", sys.executable, "-c", "import sys, torch; sys.stdin.read()"]  # fmt: skip
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as program:
+        line = next((line for line in program.stderr if "alone" in line), "")
+        program.stdin.close()
+    assert "since tcp://127.0.0.1:1 is not connected: connection refused" in line

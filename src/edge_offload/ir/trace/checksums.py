@@ -136,16 +136,18 @@ def refused_operators(ours: Mapping[str, int], theirs: Mapping[str, int], server
     """The operators that must not be sent to a server whose torch is ``server_torch``, each with the reason.
 
     >>> refused({"aten::a": 1, "aten::b": 2, "aten::c": 3}, {"aten::a": 1, "aten::b": 5}, "2.13")["aten::b"]
-    "operator 'aten::b' takes other arguments in the robot's torch than in the server's 2.13"
+    "operator 'aten::b' takes other arguments in the robot's torch than in the server's 2.13; use the same torch on \
+both"
     """
     reasons = {}
     for name, number in ours.items():
         if name not in theirs:
-            reasons[name] = f"operator {name!r} does not exist in the server's torch {server_torch}"
+            reason = f"operator {name!r} does not exist in the server's torch {server_torch}"
         elif theirs[name] != number:
-            reasons[name] = (
-                f"operator {name!r} takes other arguments in the robot's torch than in the server's {server_torch}"
-            )
+            reason = f"operator {name!r} takes other arguments in the robot's torch than in the server's {server_torch}"
+        else:
+            continue
+        reasons[name] = f"{reason}; use the same torch on both"
     return reasons
 
 

@@ -94,7 +94,7 @@ class LinkStatus:
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0 or self.state is LinkState.CLOSED:
                     raise LinkLost(
-                        f"no connection to {address} within {timeout_s:g} s ({self.cause})",
+                        f"no connection to {address} within {round(timeout_s, 1):g} s ({self.cause})",
                         remedy="check that 'edge-offload serve' runs there and that the address is right",
                     )
                 self._changed.wait(remaining_s)

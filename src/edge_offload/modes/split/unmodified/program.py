@@ -28,7 +28,7 @@ from edge_offload.modes.split.robot.runner import SplitRunner
 from edge_offload.modes.split.unmodified.in_process import InProcessHandler, InProcessSession, in_process_remote
 from edge_offload.modes.split.unmodified.recorded import RecordedSource
 from edge_offload.modes.split.unmodified.strategy import SplitStrategy
-from edge_offload.notices import notify
+from edge_offload.notices import Once
 from edge_offload.replay.dispatcher import SegmentDispatcher
 from edge_offload.replay.recorder import Recorder
 from edge_offload.split.model.network import TracedNetwork
@@ -45,20 +45,21 @@ def install_from_environment() -> installation.Installed:
         raise BadInput("mode split needs a server", remedy="name one with --server, or use mode lazy")
     libraries = installation.built_libraries()
     keys = KeyStore(settings.keys) if settings.keys else None
-    notified = ""
+    notified, once = "", Once()
 
-    def notify_difference(state: LinkState, _cause: str) -> None:
-        """Notify the user of another release of torch on the server, once for each release."""
+    def notify_link(state: LinkState, cause: str) -> None:
+        """Notify the user, once each, of another release of torch on the server, or why there is no server."""
         nonlocal notified
         if state is LinkState.READY:
-            torches = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
-            if torches and torches != notified:
-                notify(torches)
-            notified = torches
+            notified = two_torches({"torch": torch.__version__}, client.welcome.get("fingerprint"))
+            if notified:
+                once.notify(notified)
+        elif state is LinkState.REFUSED or (state is LinkState.LOST and not client.welcome):
+            once.notify(f"this process computes alone, since {settings.server} is not connected: {cause}")
 
     # seconds between probes of an idle link, and between its heartbeats: both take processor time from the program
     idle_s = 1.0
-    client = Client(settings.server, keys=keys, timings=Timings(idle_s=idle_s), on_state=notify_difference)
+    client = Client(settings.server, keys=keys, timings=Timings(idle_s=idle_s), on_state=notify_link)
     client.start()
     prober = Prober(client, idle_s).start()
     in_process = libraries is not None and settings.device == "cpu"
