@@ -216,6 +216,7 @@ def test_bursts_of_an_honest_robot_are_never_cut(serve, connect):
 
 AT_EXIT = """
 import atexit, zmq
+import edge_offload.link.transport.connection
 context = zmq.Context()
 one, other = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
 one.bind("inproc://x")

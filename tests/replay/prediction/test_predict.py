@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any, List, Optional, Tuple
 
 from edge_offload.ir.trace.budget import LearningBudget
@@ -140,18 +139,6 @@ def test_a_loop_goes_on_by_the_size_of_each_result() -> None:
         following = {kind: grown.plans[node].signature for kind, node in grown.edges[index]}
         assert following.get((0,), 30) == 30
         assert following.get((2,), 20) == 20
-
-
-def test_a_loop_whose_turns_the_data_decides_is_expected_no_longer_than_inferences_are() -> None:
-    program, chooser, sizes = Program(), random.Random(3), []
-    for _ in range(40):
-        program.step(10, upload=True, reason=DYNAMIC)
-        for form in (11, 12) * chooser.randint(1, 3):
-            program.step(form, (chooser.randrange(3),), reason=DYNAMIC)
-        program.step(13, (chooser.randrange(3),))
-        branches = program.predictor.grow_branches()
-        sizes.append(len(branches.plans) if branches is not None else 0)
-    assert 8 <= max(sizes) < 100
 
 
 def test_where_no_upload_ends_an_inference_little_is_run_ahead() -> None:

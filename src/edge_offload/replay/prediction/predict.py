@@ -24,8 +24,6 @@ from edge_offload.replay.signatures import CompletedStep, SignatureTable, TableC
 MAX_NODES = 1024
 MAX_HISTORY = 8192
 MAX_STEPS = 1024
-#: Inferences whose longest tells how far a trace graph reaches: twice as far, and :data:`MAX_ENDLESS` steps.
-LATEST = 32
 #: So far at most where no upload ends an inference: who reads first would wait for all of it.
 MAX_ENDLESS = 8
 #: Number of sites after which learning starts over.
@@ -114,7 +112,6 @@ class Predictor:
         self._models: Dict[int, StepModel] = {}
         self._sites: Dict[Site, StepModel] = {}
         self._opened = 0
-        self._lengths: Deque[int] = deque(maxlen=LATEST)
         self._log: Deque[LoggedStep] = deque(maxlen=MAX_HISTORY)
         self._ended = READ
         self._constants = ConstantUploads()
@@ -193,7 +190,6 @@ class Predictor:
         self.budget.start_step()
         if done.opens:
             self.start, self.history, self._bases = done.base, [done.upload_sizes], []
-            self._lengths.append(self._place.steps)
             self._place = self._contexts.place_at_start(self._place)
             self._opened += 1
 
@@ -282,11 +278,10 @@ class Predictor:
         waiting: Deque[Tuple[ProgramState, int, List[Edge]]] = deque()
         endless = self._opened < 2 or (state.steps >= MAX_STEPS and not self._cycle)
         limit = MAX_ENDLESS if endless else MAX_NODES
-        deepest = 2 * max(state.steps, *self._lengths) + MAX_ENDLESS if self._lengths else MAX_STEPS
 
         def enter(place: ProgramState, previous: Optional[int], edges: List[Edge], kind: BranchKey) -> Work[None]:
             yield CONTEXT_UNITS
-            signature = self._next_signature(place) if place.steps <= deepest else None
+            signature = self._next_signature(place)
             if signature is None:
                 return
             placed = place.position, self._site_of(place, signature)
