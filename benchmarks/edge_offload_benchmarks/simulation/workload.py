@@ -97,9 +97,9 @@ def _measure(
                 outputs, report = module.run_inference(frame, Mode.SERVER)
             if report.mode is not Mode.SERVER:
                 raise RemoteError(f"a frame did not run on the server: {report.fallback_reason}")
-            coding_time_s = _time_coding_s(frame, outputs, bytes_per_s)
             if number < WARM:
                 continue
+            coding_time_s = _time_coding_s(frame, outputs, bytes_per_s)
             stages = report.stages_s
             compute_s.append(local.stages_s["compute_robot"])
             coding_s.append(coding_time_s)

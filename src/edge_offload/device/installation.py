@@ -137,7 +137,7 @@ def install_device(
 
     Args:
         libraries: from :func:`preload_guard`.
-        remote: where operators run (:class:`~edge_offload.device.remotes.executor.Remote`).
+        remote: where operators run (:class:`~edge_offload.protocol.remote.Remote`).
         mode: one of per_op, cached, lazy, replay; with ``make`` the one that its recorder knows.
         make: makes the device's handler and the recorder; by default a :class:`Recorder`.
         stand_in: takes the place of ``remote`` while that is lost.

@@ -224,7 +224,7 @@ class ServerRunner(Runner):
             return self._request_inference(handle, packed, budget, meta)
         except EdgeOffloadError as error:
             if isinstance(error, Refused):
-                self._handles.pause(0.2, "the server was full a moment ago")
+                self._handles.pause(0.2, "the server was full a moment ago")  # seconds
                 self._full += 1
                 if self._full >= 5 and self._client.leave("it is full"):  # times in a row
                     self._full = 0
@@ -310,7 +310,7 @@ class ServerRunner(Runner):
 
     def _make_attempt(self, reply: Reply, encode_s: float, arrived: float) -> Attempt:
         body, transfer = reply.body, reply.transfer
-        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=1 << 30)
+        outputs = unpack_tensors(body.get("outputs"), reply.buffers, max_bytes=1 << 30)  # of all outputs
         stages = {key: _seconds(body, key) for key in ("decode_s", "queue_s", "compute_s", "encode_s")}
         behind_s = self._earlier.behind_s(transfer, stages["queue_s"])
         parts = {"uplink": transfer.uplink_s, "queue": sum(stages.values()), "downlink": transfer.downlink_s}

@@ -313,13 +313,13 @@ class SplitOpener:
         """Measure a request's time beyond the round trip, through all the threads of both sides: a median."""
         seconds = []
         try:
-            for _ in range(9):
+            for _ in range(9):  # echoes, whose median counts
                 started = time.monotonic()
                 background.result(self._client.request("split_echo", {}, timeout_s=5.0), 5.0)
                 seconds.append(time.monotonic() - started)
         except (EdgeOffloadError, FutureTimeout):
             return REQUEST_S
-        return min(max(statistics.median(seconds) - rtt_s, 0.0), 0.05)
+        return min(max(statistics.median(seconds) - rtt_s, 0.0), 0.05)  # seconds at most
 
 
 def _is_similar(one: LinkCosts, other: LinkCosts) -> bool:
